@@ -142,7 +142,9 @@ def _instantiate(
     dtype = getattr(torch, job.model.dtype)
     if world.simulated:
         with initialization.no_init_weights(), torch.device("meta"):
-            return kind._from_config(config, dtype=dtype, attn_implementation=attention), ()
+            model = kind._from_config(config, dtype=dtype, attn_implementation=attention)
+        model.tie_weights()  # skipped with the initialisation; without it tied tensors would count twice
+        return model, ()
     cuda = [world.device] if world.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(job.model.seed)

@@ -30,6 +30,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         architecture: Hugging Face's ``model_type``.
         head: what the model is trained for unless a job says otherwise.
         config: the values of the architecture's config that differ from its class's defaults.
+        none: keys of the config that are None and would not be by default (TOML cannot write it).
         parameters: exact number, the head included, tied tensors once.
         released_dtype: of the published weights.
         positions: longest sequence in tokens that the release names; None where length means nothing.
@@ -45,6 +46,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     architecture: str = ""
     head: Head = "causal-lm"
     config: dict[str, Any] = {}
+    none: tuple[str, ...] = ()
     parameters: int = 0
     released_dtype: str = "bfloat16"
     positions: int | None = None

@@ -53,7 +53,8 @@ def locate(name: str) -> Source:
         return _from_path(Path(name).expanduser(), name)
     if entries.find(name) is not None:
         entry, notes = entries.resolve(name)
-        return Source(entry.architecture, dict(entry.config), entry.head, None, notes)
+        config = {**entry.config, **dict.fromkeys(entry.none)}
+        return Source(entry.architecture, config, entry.head, None, notes)
     if name.startswith((".", "/", "~")):
         raise BadInput("input.no_file", file=name, setting="model.name")
     if _HUB_ID.fullmatch(name):
