@@ -25,6 +25,9 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+_FOREACH_ON_GPUS = ("adamw", "adam", "sgd", "adagrad", "rmsprop")
+
+
 def make_optimizer(recipe: OptimizerRecipe, parameters: Any) -> torch.optim.Optimizer:
     """The optimizer of a recipe. Raises :class:`BadInput` for an unknown name or a wrong option."""
     if recipe.name not in OPTIMIZERS:
@@ -112,6 +115,10 @@ def prepare(step: Step, world: World) -> Prepared:
     parameters = [p for p in step.model.parameters() if p.requires_grad]
     if not parameters:
         raise BadInput("engine.nothing_trains", setting="model")
-    optimizer = make_optimizer(step.optimizer, parameters)
+    recipe = step.optimizer
+    if not world.target.is_cpu and recipe.name in _FOREACH_ON_GPUS and not {"fused", "foreach"} & recipe.options.keys():
+        # What torch.optim chooses by itself on a GPU (`_default_to_fused_or_foreach`); a simulated one is no GPU to it.
+        recipe = OptimizerRecipe(recipe.name, {**recipe.options, "foreach": True})
+    optimizer = make_optimizer(recipe, parameters)
     scaler = torch.amp.GradScaler(world.device.type) if step.scaler else None
     return Prepared(step, world, optimizer, scaler)

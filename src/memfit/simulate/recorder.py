@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
             self._mark_sequence()
 
     def _mark_sequence(self) -> None:
-        path = self._sticky or (self._stack[-1] if self._stack else "")
+        path = self.path()
         if self._sequence_paths[-1] != path:
             self._sequence.append(torch._C._autograd._get_sequence_nr())
             self._sequence_paths.append(path)

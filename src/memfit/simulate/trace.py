@@ -83,14 +83,30 @@ def _unit(path: str, run: Run) -> int | None:
     return (index - run.start) // run.period
 
 
-def _event_unit(trace: Trace, run: Run, event: tuple[int, int | str, str]) -> int | None:
-    kind, number, path = event
-    if kind == PHASE:
-        return None
-    unit = _unit(path, run)
-    if unit is None and kind == FREE and child(path, run.container) is None:
-        unit = _unit(trace.storages[number].path, run)  # type: ignore[index]
-    return unit
+def _attributed(trace: Trace, run: Run) -> list[tuple[int | None, bool]]:
+    """For each event its unit, and whether it is so only because it frees that unit's storage from elsewhere.
+
+    Such frees count to the unit where inner units have them too (an optimizer letting go of a list of temporaries);
+    what only the first or last unit has (the last block's output, freed by the head) happens once, outside.
+    """
+    found: list[tuple[int | None, bool]] = []
+    inner_phases: set[int] = set()
+    phases: list[int] = []
+    phase = 0
+    for kind, number, path in trace.events:
+        phase += kind == PHASE
+        unit = None if kind == PHASE else _unit(path, run)
+        elsewhere = unit is None and kind == FREE and child(path, run.container) is None
+        if elsewhere:
+            unit = _unit(trace.storages[number].path, run)  # type: ignore[index]
+            if unit in (1, 2):
+                inner_phases.add(phase)
+        found.append((unit, elsewhere and unit is not None))
+        phases.append(phase)
+    return [
+        (None, False) if by_storage and unit not in (1, 2) and phases[n] not in inner_phases else (unit, by_storage)
+        for n, (unit, by_storage) in enumerate(found)
+    ]
 
 
 def _segments(trace: Trace, run: Run) -> tuple[list[tuple[int | None, int, int]], dict[int, tuple[int, int, int]]]:
@@ -101,8 +117,9 @@ def _segments(trace: Trace, run: Run) -> tuple[list[tuple[int | None, int, int]]
     seen = [0] * run.kept
     current: int | None = None
     start = 0
+    units = _attributed(trace, run)
     for index, event in enumerate(trace.events):
-        unit = _event_unit(trace, run, event)
+        unit = units[index][0]
         if index == 0:
             current = unit
         elif unit != current or event[0] == PHASE:
