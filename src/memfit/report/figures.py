@@ -112,7 +112,10 @@ class Scale(NamedTuple):
     digits: int
 
     def number(self, size: float) -> str:
-        return f"{size / self.divisor:.{self.digits}f}".replace("-", "−")
+        text = f"{size / self.divisor:.{self.digits}f}"
+        if size > 0 and float(text) == 0:
+            return f"<{10.0**-self.digits:.{self.digits}f}"
+        return text.replace("-", "−")
 
     def show(self, size: float) -> str:
         return f"{self.number(size)} {self.unit}"
