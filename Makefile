@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.made
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 REQUIREMENTS := requirements/constraints.txt requirements/no-deps.txt
 
 # On Linux PyPI's torch is the CUDA build (gigabytes); PyTorch's CPU index has one of 200 MB. For a GPU:
