@@ -91,7 +91,7 @@ def split_rows(batch: Batch, sizes: list[int], *, shift: bool = False) -> list[B
     parts = []
     start = 0
     for size in sizes:
-        data = map_tensors(batch.data, _cut(start, size, batch.rows))
+        data = map_tensors(batch.data, cut_rows(start, size, batch.rows))
         parts.append(Batch(data, size, part_items(batch, data, size, shift)))
         start += size
     return parts
@@ -111,7 +111,9 @@ def part_items(batch: Batch, data: Any, size: int, shift: bool) -> int:
     return count_items(data, size, shift=shift)
 
 
-def _cut(start: int, size: int, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def cut_rows(start: int, size: int, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that takes ``size`` rows from ``start`` of a tensor whose dim 0 is the batch's rows (a view)."""
+
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.narrow(0, start, size) if tensor.dim() > 0 and tensor.shape[0] == rows else tensor
 

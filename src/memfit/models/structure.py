@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,37 +29,47 @@ _LOGIT_CHANGES = {
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Paths of the repeated blocks, in the order of registration (which is the order of execution in every model
-    of the catalogue): the children of the outermost lists that hold at least two alike.
+    """Paths of the repeated blocks, in the order of registration (which is the order of execution in every
+    model of the catalogue): the children of the outermost lists that hold at least two alike.
 
-    Alike means: same class and the same shapes of parameters, so that ResNet's stages (all different) give way to
-    the layers inside them. Where no list has such children, the same class is enough.
+    Alike means: of one class and with the same shapes of parameters, so that ResNet's stages (all different)
+    give way to the layers inside them, in each stage. Where nothing is alike, one class is enough. Modules
+    without parts of their own (one ``Linear``) are no blocks.
     """
-    return tuple(_blocks(model, "", strict=True)) or tuple(_blocks(model, "", strict=False))
+    exact = {_pattern(path) for path, children in _lists(model) if _has_twins(map(_shapes, children.values()))}
+
+    def chosen(path: str, children: dict[str, nn.Module]) -> bool:
+        return _pattern(path) in exact if exact else _has_twins((type(c),) for c in children.values())
+
+    outer: list[str] = []
+    blocks: list[str] = []
+    for path, children in _lists(model):
+        if chosen(path, children) and not any(path.startswith(o) for o in outer):
+            outer.append(f"{path}." if path else "")
+            blocks += [outer[-1] + name for name in children]
+    return tuple(blocks)
 
 
-def _blocks(module: nn.Module, path: str, strict: bool) -> Iterator[str]:
-    for name, child in module.named_children():
-        where = f"{path}.{name}" if path else name
-        inside = [(n, c) for n, c in child.named_children() if next(c.children(), None) is not None]
-        if isinstance(child, nn.ModuleList | nn.Sequential) and _has_twins([c for _, c in inside], strict):
-            yield from (f"{where}.{n}" for n, _ in inside)
-        else:
-            yield from _blocks(child, where, strict)
-    if not path and isinstance(module, nn.ModuleList | nn.Sequential):
-        own = [(n, c) for n, c in module.named_children() if next(c.children(), None) is not None]
-        if _has_twins([c for _, c in own], strict):
-            yield from (n for n, _ in own)
+def _lists(model: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+    """Each list of modules, an outer one before those inside it, and its children that have parts."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            children = {n: c for n, c in module.named_children() if next(c.children(), None) is not None}
+            if children:
+                yield path, children
 
 
-def _has_twins(children: list[nn.Module], strict: bool) -> bool:
-    seen = set()
-    for child in children:
-        shapes = tuple(tuple(p.shape) for p in child.parameters()) if strict else ()
-        if (type(child), shapes) in seen:
-            return True
-        seen.add((type(child), shapes))
-    return False
+def _pattern(path: str) -> str:
+    return re.sub(r"\b\d+\b", "*", path)
+
+
+def _shapes(module: nn.Module) -> tuple[Any, ...]:
+    return (type(module), *(p.shape for p in module.parameters()))
+
+
+def _has_twins(signatures: Iterable[tuple[Any, ...]]) -> bool:
+    found = list(signatures)
+    return len(set(found)) < len(found)
 
 
 def find_head(model: Any, shift: bool) -> Head | None:

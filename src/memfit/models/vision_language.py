@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from memfit.core.errors import BadInput
 from memfit.core.job import Job
 from memfit.core.step import Batch, World
-from memfit.models.batches import IGNORED, check_sizes, is_fake, map_tensors, part_items
+from memfit.models.batches import IGNORED, check_sizes, cut_rows, is_fake, map_tensors, part_items
 from memfit.models.tasks import Task, real_numbers
 
 # The pixel limits of GLM-4.1V's processor, over both frames (transformers, image_processing_glm4v.py: ``size``).
@@ -98,8 +98,8 @@ def _row(config: Any, job: Job, length: int, images: int, tokens: int) -> tuple[
     """One row's ids and their kinds (1: an image's token)."""
     special = {v for k, v in vars(config).items() if k.endswith("_token_id")}
     text = next(i for i in range(config.get_text_config().vocab_size) if i not in special)
-    start = getattr(config, "image_start_token_id", None) or getattr(config, "vision_start_token_id", text)
-    end = getattr(config, "image_end_token_id", None) or getattr(config, "vision_end_token_id", text)
+    start = _first(config, "image_start_token_id", "vision_start_token_id", text)
+    end = _first(config, "image_end_token_id", "vision_end_token_id", text)
     ids: list[int] = []
     kinds: list[int] = []
     for _ in range(images):
@@ -107,6 +107,12 @@ def _row(config: Any, job: Job, length: int, images: int, tokens: int) -> tuple[
         kinds += [0, *[1] * tokens, 0]
     rest = length - len(ids)
     return ids + [text] * rest, kinds + [0] * rest
+
+
+def _first(config: Any, name: str, other: str, default: int) -> int:
+    """GLM and Qwen name the token differently; a config without either has ordinary text there."""
+    found = getattr(config, name, None) or getattr(config, other, None)
+    return default if found is None else int(found)
 
 
 def _split(batch: Batch, sizes: list[int], image_token: int, merge: int) -> list[Batch]:
@@ -118,7 +124,7 @@ def _split(batch: Batch, sizes: list[int], image_token: int, merge: int) -> list
     patches = [math.prod(g) for g in grid.tolist()] if grid is not None else []
     parts, row, image, patch = [], 0, 0, 0
     for size in sizes:
-        part = map_tensors(data, lambda t, a=row, n=size: t.narrow(0, a, n) if t.shape[:1] == (batch.rows,) else t)
+        part = map_tensors(data, cut_rows(row, size, batch.rows))
         if grid is not None and pixels is not None:
             count = sum(per_row[row : row + size])
             taken = sum(patches[image : image + count])
