@@ -1,7 +1,7 @@
 """Models: the catalogue (data, no torch) and the building of a training step from a name, folder or factory.
 
-``names``, ``entry`` and ``table`` read the catalogue only. ``build_step`` and ``step_from_parts`` import torch
-when they are called.
+``names``, ``entry`` and ``table`` read the catalogue only. ``build_step`` and ``step_from_parts`` import
+torch when they are called.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def labels_of(data: Any) -> torch.Tensor | None:
 
 
 def count_items(data: Any, rows: int, *, shift: bool = False) -> int:
-    """What a mean loss divides by: labels that are not -100 (after the shift, for the next token's), else rows.
+    """What a mean loss divides by: labels that are not -100 (after the shift, for the next token's), else
+    rows.
 
     Labels count only where they are whole numbers with one per position, (rows, length).
     """
@@ -112,7 +113,8 @@ def part_items(batch: Batch, data: Any, size: int, shift: bool) -> int:
 
 
 def cut_rows(start: int, size: int, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that takes ``size`` rows from ``start`` of a tensor whose dim 0 is the batch's rows (a view)."""
+    """A function that takes ``size`` rows from ``start`` of a tensor whose dim 0 is the batch's rows (a
+    view)."""
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.narrow(0, start, size) if tensor.dim() > 0 and tensor.shape[0] == rows else tensor

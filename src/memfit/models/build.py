@@ -33,9 +33,9 @@ class Built:
 def build_step(job: Job, world: World) -> Step:
     """One optimizer step as the user would write it, before any strategy.
 
-    In a simulated world the model has no weights (``meta``); in a real one it has those of its folder, or random
-    ones from ``job.model.seed``. Inference jobs give a step whose batch has no labels and whose ``loss`` is the
-    logits of the last position.
+    In a simulated world the model has no weights (``meta``); in a real one it has those of its folder, or
+    random ones from ``job.model.seed``. Inference jobs give a step whose batch has no labels and whose
+    ``loss`` is the logits of the last position.
 
     Raises:
         BadInput: name, overrides, attention or lengths cannot be used; a factory fails.
@@ -127,7 +127,8 @@ def _attention(job: Job, world: World, kind: Any) -> tuple[str | None, tuple[str
     if asked == "flash-2" and importlib.util.find_spec("flash_attn") is None:
         if not world.simulated:
             raise BadInput("models.no_flash", setting="model.attention", value=asked)
-        # The simulator gives scaled_dot_product_attention the target's flash kernel, which keeps the same tensors.
+        # The simulator gives scaled_dot_product_attention the target's flash kernel, which keeps the same
+        # tensors.
         return "sdpa", (say("models.flash_simulated"),)
     return _ATTENTION[asked], ()
 

@@ -63,8 +63,8 @@ def choose_head(source: Source, asked: Head | None, labels: int | None) -> Head:
 def make_config(source: Source, overrides: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
     """The config object: the source's values, ``more`` (the task's), then the user's overrides.
 
-    ``overrides`` may nest (``{text_config: {…}}``) or use dots (``"text_config.num_hidden_layers"``). Lists with
-    one value per layer follow a changed number of layers.
+    ``overrides`` may nest (``{text_config: {…}}``) or use dots (``"text_config.num_hidden_layers"``). Lists
+    with one value per layer follow a changed number of layers.
 
     Raises:
         BadInput: an override names no key of the config, or its value is refused by the config's own checks.
@@ -162,8 +162,8 @@ def _follow_depth(merged: dict[str, Any], flat: Mapping[str, Any], plain: Any) -
 
 
 def _follow_vocabulary(merged: dict[str, Any], flat: Mapping[str, Any], plain: Any) -> None:
-    """Moves token ids that a smaller vocabulary no longer has: padding and the like go, the ids that mark images
-    and videos take the last places."""
+    """Moves token ids that a smaller vocabulary no longer has: padding and the like go, the ids that mark
+    images and videos take the last places."""
     rows = [v for k, v in flat.items() if k.split(".")[-1] == "vocab_size" and isinstance(v, int)]
     if not rows:
         return

@@ -1,7 +1,7 @@
 """The catalogue of models: ``catalogue/*.toml``, read without torch.
 
-A closed model (one whose weights and architecture are not published) is an entry too: it names an open sibling
-of the same family, which is what is built in its place, with a note that says so.
+A closed model (one whose weights and architecture are not published) is an entry too: it names an open
+sibling of the same family, which is what is built in its place, with a note that says so.
 """
 
 from __future__ import annotations

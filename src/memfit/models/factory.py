@@ -74,8 +74,8 @@ def _load_function(file: Path, name: str) -> Callable[[], Any]:
 
 
 def _functions(module: ModuleType) -> list[str]:
-    return sorted(n for n, v in vars(module).items()
-                  if callable(v) and getattr(v, "__module__", None) == module.__name__ and not n.startswith("_"))  # fmt: skip
+    own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
+    return sorted(n for n, v in own.items() if callable(v) and not n.startswith("_"))
 
 
 def _explain(error: Exception, file: str, function: str) -> BadInput:
@@ -105,12 +105,13 @@ def _check_parts(parts: Any, file: str, function: str) -> tuple[Any, Any, Callab
 
 
 def step_from_parts(
-    model: Any, batch: Any, loss: Callable[[Any, Any], Any], job: Job, *, shift: bool = False
+    model: Any, batch: Any, loss: Callable[[Any, Any], Any], job: Job, *, shift: bool | None = None
 ) -> Step:
     """A step from a model, an example batch and a loss (model, batch) -> scalar mean.
 
-    The batch is any nest of dicts, lists and tuples of tensors whose dim 0 is the rows. Batches of other sizes are
-    made from it by repeating or cutting its rows. ``shift``: dict batches' ``labels`` are the next token's.
+    The batch is any nest of dicts, lists and tuples of tensors whose dim 0 is the rows. Batches of other
+    sizes are made from it by repeating or cutting its rows. ``shift``: a dict batch's ``labels`` are the next
+    token's; None: they are if the model is one of transformers' causal language models.
 
     Raises:
         BadInput: the batch has no tensor with rows.
@@ -120,6 +121,8 @@ def step_from_parts(
     from memfit.models.structure import find_blocks, find_capabilities
 
     rows = count_rows(batch)
+    if shift is None:
+        shift = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
     def make_batch(wanted: int, world: World) -> Batch:
         data = map_tensors(batch, lambda tensor: _resize(tensor, rows, wanted, world))

@@ -1,7 +1,7 @@
 """Where a model comes from: a catalogue entry, a folder, a file in an installed package, the local hub cache.
 
-Gives a config as a plain dictionary and, where there are any, the weights. Nothing is downloaded, nothing of the
-package is imported, no code that comes with a model is run.
+Gives a config as a plain dictionary and, where there are any, the weights. Nothing is downloaded, nothing
+of the package is imported, no code that comes with a model is run.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ def _from_cache(name: str) -> Source:
     found = try_to_load_from_cache(name, "config.json")
     if not isinstance(found, str):
         near = entries.unknown(name).figures["near"]
-        raise BadInput("models.not_cached_near" if near else "models.not_cached", setting="model.name", value=name,
-                       near=near, choices=", ".join(entries.names()))  # fmt: skip
+        key = "models.not_cached_near" if near else "models.not_cached"
+        choices = ", ".join(entries.names())
+        raise BadInput(key, setting="model.name", value=name, near=near, choices=choices)
     return _from_path(Path(found).parent, name)

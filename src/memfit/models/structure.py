@@ -15,8 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from memfit.core.step import Head
 from memfit.models.batches import labels_of
 
-# Config keys by which a model changes its logits after the projection (Gemma 2, Cohere, Granite, …): the loss is
-# then not that of the bare projection, and a chunked loss would differ.
+# Config keys by which a model changes its logits after the projection (Gemma 2, Cohere, Granite, …): the
+# loss is then not that of the bare projection, and a chunked loss would differ.
 _LOGIT_CHANGES = {
     "final_logit_softcapping": None,
     "logit_scale": 1.0,
@@ -36,7 +36,9 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     give way to the layers inside them, in each stage. Where nothing is alike, one class is enough. Modules
     without parts of their own (one ``Linear``) are no blocks.
     """
-    exact = {_pattern(path) for path, children in _lists(model) if _has_twins(map(_shapes, children.values()))}
+    exact = {
+        _pattern(path) for path, children in _lists(model) if _has_twins(map(_shapes, children.values()))
+    }
 
     def chosen(path: str, children: dict[str, nn.Module]) -> bool:
         return _pattern(path) in exact if exact else _has_twins((type(c),) for c in children.values())
@@ -73,8 +75,8 @@ def _has_twins(signatures: Iterable[tuple[Any, ...]]) -> bool:
 
 
 def find_head(model: Any, shift: bool) -> Head | None:
-    """The vocabulary head of a Hugging Face language model, or None where its loss is not a plain cross entropy of
-    the projection's output."""
+    """The vocabulary head of a Hugging Face language model, or None where its loss is not a plain cross
+    entropy of the projection's output."""
     config = model.config.get_text_config()
     for key, neutral in _LOGIT_CHANGES.items():
         if getattr(config, key, None) not in (None, neutral):
@@ -114,8 +116,8 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
 
 @contextmanager
 def _passing_through(projection: nn.Module) -> Iterator[None]:
-    """While open, the projection returns its input, so that the *whole* model can be called (hooks of FSDP, PEFT
-    and recorders run as usual) and gives its last hidden state where its logits would be."""
+    """While open, the projection returns its input, so that the *whole* model can be called (hooks of FSDP,
+    PEFT and recorders run as usual) and gives its last hidden state where its logits would be."""
     before = projection.__dict__.get("forward")
     projection.__dict__["forward"] = lambda hidden: hidden
     try:

@@ -1,6 +1,7 @@
 """What each head is fed and what its loss is a mean over.
 
-The losses are the models' own (``labels`` goes in, ``.loss`` comes out), so that what is simulated is what runs.
+The losses are the models' own (``labels`` goes in, ``.loss`` comes out), so that what is simulated is what
+runs.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def make_task(head: HeadName, config: Any, job: Job, length: int) -> Task:
 
 
 def make_prompts(config: Any, job: Job, length: int) -> Task:
-    """The task of an inference job: prompts of ``length`` tokens; ``loss`` gives the logits of the last position."""
+    """The task of an inference job: prompts of ``length`` tokens; ``loss`` gives the logits of the last
+    position."""
     vocabulary = config.get_text_config().vocab_size
 
     def make_batch(rows: int, world: World) -> Batch:
@@ -130,7 +132,8 @@ def _seq2seq(
 ) -> dict[str, torch.Tensor]:
     labels = whole_numbers((rows, length), config.vocab_size, world, seed)
     if hasattr(config, "num_mel_bins"):
-        # Whisper's encoder halves its input's length once, so its positions are half the frames of 30 seconds.
+        # Whisper's encoder halves its input's length once, so its positions are half the frames of 30
+        # seconds.
         shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
         return {
             "input_features": real_numbers(shape, getattr(torch, job.model.dtype), world, seed),

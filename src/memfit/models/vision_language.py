@@ -1,7 +1,8 @@
-"""Vision-language models of the GLM-4V and Qwen2-VL kind: images become a varying number of tokens in the text.
+"""Vision-language models of the GLM-4V and Qwen2-VL kind: images become a varying number of tokens in the
+text.
 
-An image of w × h pixels is resized to multiples of 28 (patch 14, merge 2), cut into 14 × 14 patches of two equal
-frames, and each 2 × 2 patches become one token, between a start and an end token.
+An image of w × h pixels is resized to multiples of 28 (patch 14, merge 2), cut into 14 × 14 patches of two
+equal frames, and each 2 × 2 patches become one token, between a start and an end token.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from memfit.core.step import Batch, World
 from memfit.models.batches import IGNORED, check_sizes, cut_rows, is_fake, map_tensors, part_items
 from memfit.models.tasks import Task, real_numbers
 
-# The pixel limits of GLM-4.1V's processor, over both frames (transformers, image_processing_glm4v.py: ``size``).
+# The pixel limits of GLM-4.1V's processor, over both frames (transformers, image_processing_glm4v.py:
+# ``size``).
 _LEAST_PIXELS, _MOST_PIXELS = 112 * 112, 28 * 28 * 15000
-# Fake tensors up to this many elements keep their values: grids and token ids, never activations (see ``_values``).
+# Fake tensors up to this many elements keep their values: grids and token ids, never activations (see
+# ``_values``).
 _VALUES_UP_TO = 1 << 20
 
 
@@ -155,7 +158,8 @@ def _loss(model: Any, data: Any) -> Any:
     ids = data["input_ids"]
     if not is_fake(ids):
         return model(**data).loss
-    # The positions depend on values step by step; on fakes the tensor that the model would compute is given to it.
+    # The positions depend on values step by step; on fakes the tensor that the model would compute is given
+    # to it.
     given = {k: v for k, v in data.items() if k != "mm_token_type_ids"}
     given["position_ids"] = torch.zeros((3, *ids.shape), dtype=ids.dtype, device=ids.device)
     with _values(), _StaticScatter():
@@ -169,8 +173,8 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _values() -> Iterator[None]:
-    """Lets fake tensors made from lists keep their values, as torch does for single numbers (``torch.tensor(1)``),
-    so that sizes which a vision model reads from its grids are known without data.
+    """Lets fake tensors made from lists keep their values, as torch does for single numbers
+    (``torch.tensor(1)``), so that sizes which a vision model reads from its grids are known without data.
 
     The limit stays raised after the first use: checkpointing runs parts of the model again during backward.
     """
@@ -181,8 +185,9 @@ def _values() -> Iterator[None]:
 
 
 class _Scatter(torch.autograd.Function):
-    """``masked_scatter`` whose backward has static shapes: the same tensors are saved and made as in torch's own
-    (derivatives.yaml: a masked_fill for self, a masked_select for source), but sizes come from the source."""
+    """``masked_scatter`` whose backward has static shapes: the same tensors are saved and made as in
+    torch's own (derivatives.yaml: a masked_fill for self, a masked_select for source), but sizes come from
+    the source."""
 
     @staticmethod
     def forward(ctx: Any, into: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
