@@ -22,8 +22,8 @@ from memfit.core.units import GIB, MIB
 from memfit.core.words import has, say
 from memfit.devices import calibration, cpu, detect, limits, shelf
 from memfit.devices.allocators import CachingAllocator, CpuAllocator, OutOfSpace, allocator_for
+from memfit.devices.allocators.blocks import round_size, segment_size
 from memfit.devices.allocators.cpu import mapped_size
-from memfit.devices.allocators.cuda import round_size, segment_size
 
 # Reference traces of real runs; they belong to the workplace, not to the project.
 TRACES = Path(os.environ.get("MEMFIT_TRACES", "/work/shared/snapshots/traces"))

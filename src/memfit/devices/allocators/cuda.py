@@ -13,71 +13,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from memfit.devices.allocators.blocks import (
+    ADDRESS,
+    LARGE_SEGMENT,
+    SHIFT,
+    SMALL_SEGMENT,
+    SMALL_SIZE,
+    Block,
+    Pool,
+    segment_size,
+)
 from memfit.devices.allocators.space import OutOfSpace
 
-MIB = 2**20
-BLOCK = 512  # kMinBlockSize: every size is rounded to it
-SMALL_SIZE = 1 * MIB  # kSmallSize: larger blocks live in the large pool
-SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
-LARGE_SEGMENT = 20 * MIB  # kLargeBuffer
-LARGE_FROM = 10 * MIB  # kMinLargeAlloc: from here a request has a segment of its own size
-LARGE_ROUND = 2 * MIB  # kRoundLarge
-
-_SHIFT = 48  # a free block's key is size << 48 | address, so that plain integers sort as (size, address)
-_ADDRESS = (1 << _SHIFT) - 1
 _MIDDLE = 1 << 46  # new segments lie below, adopted ones above
 _EXPANDABLE_SPAN = 1 << 41  # address space of one expandable segment; more than any device holds
-
-
-class _Pool:
-    """The free blocks of one stream and one size class."""
-
-    __slots__ = ("granule", "keys", "least_rest", "small", "stream", "unmapped")
-
-    def __init__(self, stream: int, small: bool, expandable: bool) -> None:
-        self.stream = stream
-        self.small = small
-        self.keys: list[int] = []
-        self.granule = SMALL_SEGMENT if small else LARGE_SEGMENT
-        # should_split(): the smallest remainder that becomes a block of its own.
-        self.least_rest = BLOCK if small or expandable else SMALL_SIZE + 1
-        self.unmapped: list[int] = []  # addresses of an expandable segment's unmapped ranges, ascending
-
-    def add(self, block: _Block) -> None:
-        insort(self.keys, block.size << _SHIFT | block.address)
-
-    def remove(self, block: _Block) -> None:
-        del self.keys[bisect_left(self.keys, block.size << _SHIFT | block.address)]
-
-
-class _Block:
-    """A range of a segment: in use, free (cached), or address space without memory (``mapped`` is False)."""
-
-    __slots__ = ("address", "after", "before", "in_use", "mapped", "pool", "requested", "size")
-
-    def __init__(self, address: int, size: int, pool: _Pool) -> None:
-        self.address = address
-        self.size = size
-        self.pool = pool
-        self.requested = 0
-        self.in_use = False
-        self.mapped = True
-        self.before: _Block | None = None
-        self.after: _Block | None = None
-
-
-def round_size(size: int) -> int:
-    """The bytes of the block that a request needs (``round_size``)."""
-    return max(BLOCK, (size + BLOCK - 1) & -BLOCK)
-
-
-def segment_size(rounded: int) -> int:
-    """The bytes that are asked of the driver for a rounded request (``get_allocation_size``)."""
-    if rounded <= SMALL_SIZE:
-        return SMALL_SEGMENT
-    if rounded < LARGE_FROM:
-        return LARGE_SEGMENT
-    return (rounded + LARGE_ROUND - 1) & -LARGE_ROUND
 
 
 class CachingAllocator:
@@ -102,8 +51,8 @@ class CachingAllocator:
         self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
         """How often the cache was given back because the driver had no more (``num_alloc_retries``)."""
-        self._blocks: dict[int, _Block] = {}
-        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._blocks: dict[int, Block] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._next_below = _MIDDLE
         self._next_above = _MIDDLE
 
@@ -115,11 +64,11 @@ class CachingAllocator:
         rounded = (size + 511) & -512
         pool = self._pool(stream, rounded <= SMALL_SIZE)
         keys = pool.keys
-        at = bisect_left(keys, rounded << _SHIFT)
+        at = bisect_left(keys, rounded << SHIFT)
         block = None
         if at < len(keys):
             if self.max_split_size is None and not self.expandable_segments:
-                block = self._blocks[keys.pop(at) & _ADDRESS]
+                block = self._blocks[keys.pop(at) & ADDRESS]
             else:
                 block = self._choose(pool, at, rounded)
         if block is None:
@@ -132,7 +81,7 @@ class CachingAllocator:
             or rounded < self.max_split_size
         ):
             self._split(block, rounded)
-            insort(keys, rest << _SHIFT | (block.address + rounded))
+            insort(keys, rest << SHIFT | (block.address + rounded))
         block.in_use = True
         block.requested = size
         self.requested += size
@@ -161,7 +110,7 @@ class CachingAllocator:
     def empty_cache(self) -> None:
         """Give every whole free segment (or granule of an expandable one) back to the driver."""
         for pool in self._pools.values():
-            free = [self._blocks[key & _ADDRESS] for key in pool.keys]
+            free = [self._blocks[key & ADDRESS] for key in pool.keys]
             for block in free:
                 if self.expandable_segments:
                     self._unmap(block)
@@ -211,15 +160,15 @@ class CachingAllocator:
 
     # ------------------------------------------------------------------ blocks
 
-    def _pool(self, stream: int, small: bool) -> _Pool:
+    def _pool(self, stream: int, small: bool) -> Pool:
         pool = self._pools.get((stream, small))
         if pool is None:
-            pool = self._pools[stream, small] = _Pool(stream, small, self.expandable_segments)
+            pool = self._pools[stream, small] = Pool(stream, small, self.expandable_segments)
         return pool
 
-    def _split(self, block: _Block, size: int) -> _Block:
+    def _split(self, block: Block, size: int) -> Block:
         """Cut ``block`` to ``size``; the rest is a new free block, in no pool yet."""
-        rest = _Block(block.address + size, block.size - size, block.pool)
+        rest = Block(block.address + size, block.size - size, block.pool)
         rest.mapped = block.mapped
         rest.before, rest.after = block, block.after
         if block.after is not None:
@@ -229,7 +178,7 @@ class CachingAllocator:
         self._blocks[rest.address] = rest
         return rest
 
-    def _merge(self, block: _Block) -> _Block:
+    def _merge(self, block: Block) -> Block:
         """Join a free block, in no pool, with its free neighbours, and put the whole into the pool."""
         pool = block.pool
         after = block.after
@@ -241,17 +190,17 @@ class CachingAllocator:
             pool.remove(before)
             self._swallow(before, block)
             block = before
-        insort(pool.keys, block.size << _SHIFT | block.address)
+        insort(pool.keys, block.size << SHIFT | block.address)
         return block
 
-    def _swallow(self, block: _Block, after: _Block) -> None:
+    def _swallow(self, block: Block, after: Block) -> None:
         block.size += after.size
         block.after = after.after
         if after.after is not None:
             after.after.before = block
         del self._blocks[after.address]
 
-    def _choose(self, pool: _Pool, at: int, rounded: int) -> _Block | None:
+    def _choose(self, pool: Pool, at: int, rounded: int) -> Block | None:
         """``get_free_block`` with its special rules for expandable segments and for ``max_split_size``."""
         keys = pool.keys
         if self.expandable_segments:
@@ -259,23 +208,23 @@ class CachingAllocator:
             room = self._room(keys[at])
             while at + 1 < len(keys) and (next_room := self._room(keys[at + 1])) < room:
                 at, room = at + 1, next_room
-        size = keys[at] >> _SHIFT
+        size = keys[at] >> SHIFT
         limit = self.max_split_size
         if limit is not None:
             if rounded < limit <= size:
                 return None
             if rounded >= limit and size >= rounded + LARGE_SEGMENT:
                 return None
-        return self._blocks[keys.pop(at) & _ADDRESS]
+        return self._blocks[keys.pop(at) & ADDRESS]
 
     def _room(self, key: int) -> int:
-        block = self._blocks[key & _ADDRESS]
+        block = self._blocks[key & ADDRESS]
         after = block.after
         return block.size + (after.size if after is not None and not after.mapped else 0)
 
     # ------------------------------------------------------------------ segments
 
-    def _grow(self, pool: _Pool, rounded: int, size: int) -> _Block:
+    def _grow(self, pool: Pool, rounded: int, size: int) -> Block:
         """A block of new memory; where there is none, free what fits, then everything, then give up."""
         block = self._extend(pool, rounded)
         if block is None and self._release_fitting(pool, rounded):
@@ -289,7 +238,7 @@ class CachingAllocator:
             raise OutOfSpace(size, self.allocated, self.reserved, self.capacity_bytes)
         return block
 
-    def _extend(self, pool: _Pool, rounded: int) -> _Block | None:
+    def _extend(self, pool: Pool, rounded: int) -> Block | None:
         """A free block, in no pool, of at least ``rounded`` bytes from the driver; None: it has no more."""
         if self.expandable_segments:
             return self._expand(pool, rounded)
@@ -302,8 +251,8 @@ class CachingAllocator:
     def _has_room(self, size: int) -> bool:
         return self.capacity_bytes is None or self.reserved + size <= self.capacity_bytes
 
-    def _segment(self, address: int, size: int, pool: _Pool) -> _Block:
-        block = self._blocks[address] = _Block(address, size, pool)
+    def _segment(self, address: int, size: int, pool: Pool) -> Block:
+        block = self._blocks[address] = Block(address, size, pool)
         self._reserve(size)
         return block
 
@@ -312,31 +261,31 @@ class CachingAllocator:
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
 
-    def _release(self, block: _Block) -> None:
+    def _release(self, block: Block) -> None:
         block.pool.remove(block)
         del self._blocks[block.address]
         self.reserved -= block.size
 
-    def _release_fitting(self, pool: _Pool, rounded: int) -> bool:
+    def _release_fitting(self, pool: Pool, rounded: int) -> bool:
         """``release_available_cached_blocks``: only oversize blocks, so only with ``max_split_size``."""
         limit = self.max_split_size
         if limit is None or self.expandable_segments:
             return False
         wanted = max(rounded, limit)
-        at = bisect_left(pool.keys, wanted << _SHIFT)
+        at = bisect_left(pool.keys, wanted << SHIFT)
         if at < len(pool.keys):
-            self._release(self._blocks[pool.keys[at] & _ADDRESS])
+            self._release(self._blocks[pool.keys[at] & ADDRESS])
             return True
         released = 0
-        while released < wanted and pool.keys and pool.keys[-1] >> _SHIFT >= limit:
-            block = self._blocks[pool.keys[-1] & _ADDRESS]
+        while released < wanted and pool.keys and pool.keys[-1] >> SHIFT >= limit:
+            block = self._blocks[pool.keys[-1] & ADDRESS]
             released += block.size
             self._release(block)
         return released >= wanted
 
     # ------------------------------------------------------------------ expandable segments
 
-    def _expand(self, pool: _Pool, rounded: int) -> _Block | None:
+    def _expand(self, pool: Pool, rounded: int) -> Block | None:
         """``try_allocate_expandable_block``: map granules at the first place with room for ``rounded``."""
         block = self._first_place(pool, rounded)
         if not block.mapped:
@@ -354,7 +303,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _first_place(self, pool: _Pool, rounded: int) -> _Block:
+    def _first_place(self, pool: Pool, rounded: int) -> Block:
         for address in pool.unmapped:
             block = self._blocks[address]
             if block.before is not None and not block.before.in_use:
@@ -367,13 +316,13 @@ class CachingAllocator:
                 return block
         # Granules count from the segment's base, which is therefore a multiple of both of them here.
         self._next_below = (self._next_below - _EXPANDABLE_SPAN) // LARGE_SEGMENT * LARGE_SEGMENT
-        block = self._blocks[self._next_below] = _Block(self._next_below, _EXPANDABLE_SPAN, pool)
+        block = self._blocks[self._next_below] = Block(self._next_below, _EXPANDABLE_SPAN, pool)
         block.mapped = False
         pool.unmapped.append(block.address)
         pool.unmapped.sort()
         return block
 
-    def _map(self, block: _Block, size: int) -> _Block | None:
+    def _map(self, block: Block, size: int) -> Block | None:
         """Back the first ``size`` bytes of an unmapped block with memory, in whole granules."""
         granule = block.pool.granule
         size = min(block.size, -(-size // granule) * granule)
@@ -387,7 +336,7 @@ class CachingAllocator:
         self._reserve(size)
         return self._merge(block)
 
-    def _unmap(self, block: _Block) -> None:
+    def _unmap(self, block: Block) -> None:
         """Give the whole granules inside a free block back (``unmap_block``)."""
         pool = block.pool
         first = -(-block.address // pool.granule) * pool.granule

@@ -65,6 +65,10 @@ class Allocator(Protocol):
         """Give a block back; ``ValueError`` for a handle that is not live."""
         ...
 
+    def block_size(self, handle: int) -> int:
+        """Bytes of the block behind a live handle."""
+        ...
+
     def empty_cache(self) -> None:
         """Give back to the device what no tensor needs."""
         ...
