@@ -8,9 +8,7 @@ from memfit.devices.allocators import allocator_for
 from memfit.simulate.trace import ALLOC, FREE, Trace
 
 
-def rounded(device: Device, size: int) -> int:
-    """What the device's allocator counts as allocated for a request (512 B blocks on GPUs, none on the CPU)."""
-    return size if device.is_cpu else -(-size // 512) * 512
+UNLIMITED = 1 << 60  # a profile says what is needed; whether it fits is asked of the budget afterwards
 
 
 def profile_of(
@@ -21,8 +19,9 @@ def profile_of(
 
     Sizes of zero are left out. The event axis counts births and deaths.
     """
-    replay = allocator_for(device)
-    handles: dict[int, object] = {}
+    replay = allocator_for(device, UNLIMITED)
+    handles: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     born: dict[int, int] = {}
     died: dict[int, int] = {}
     level = host = peak = host_peak = index = peak_index = 0
@@ -40,15 +39,20 @@ def profile_of(
     for kind, number, _ in trace.events:
         if kind == ALLOC:
             storage = trace.storages[number]  # type: ignore[index]
-            size = rounded(device, storage.size)
+            size = storage.size
             born[number] = index  # type: ignore[index]
             index += 1
             if storage.place == "host":
+                sizes[number] = size  # type: ignore[index]
                 host += size
                 host_peak = max(host_peak, host)
                 continue
+            if size:
+                handle = handles[number] = replay.malloc(size)  # type: ignore[index]
+                if not device.is_cpu:  # a GPU's counters show blocks, a CPU's tensors what they asked for
+                    size = replay.block_size(handle)
+            sizes[number] = size  # type: ignore[index]
             level += size
-            handles[number] = replay.malloc(storage.size) if storage.size else None  # type: ignore[index]
             phase_peak = max(phase_peak, level)
             if level > peak:
                 peak, peak_index, peak_number, peak_phase = level, index - 1, number, phase_name  # type: ignore[assignment]
@@ -57,18 +61,17 @@ def profile_of(
             died[number] = index  # type: ignore[index]
             index += 1
             if storage.place == "host":
-                host -= rounded(device, storage.size)
+                host -= sizes[number]  # type: ignore[index]
                 continue
-            level -= rounded(device, storage.size)
-            handle = handles.pop(number, None)  # type: ignore[arg-type]
-            if handle is not None:
-                replay.free(handle)  # type: ignore[arg-type]
+            level -= sizes[number]  # type: ignore[index]
+            if number in handles:
+                replay.free(handles.pop(number))  # type: ignore[arg-type]
         else:
             close_phase()
             phase_start, phase_name, phase_peak, count = index, str(number), level, count + 1
     close_phase()
     allocations = tuple(
-        Allocation(rounded(device, s.size), s.kind, s.place, s.path, s.op, s.phase, born[n], died.get(n, index))
+        Allocation(sizes[n], s.kind, s.place, s.path, s.op, s.phase, born[n], died.get(n, index))
         for n, s in enumerate(trace.storages)
         if n in born
     )

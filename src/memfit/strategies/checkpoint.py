@@ -35,7 +35,7 @@ class Checkpoint(Strategy, frozen=True, forbid_unknown_fields=True, kw_only=True
         if "blocks" not in situation.capabilities or "batch-statistics" in situation.capabilities:
             return
         count = situation.blocks
-        step = max(1, count // 16)
+        step = max(1, count // 10)
         for blocks in range(step, count, step):
             yield cls(policy="selective", blocks=blocks)
         yield cls(policy="full")
