@@ -372,10 +372,10 @@ def test_allocator_for() -> None:
     assert isinstance(allocator_for(devices.get_device("cpu"), capacity=GIB), CpuAllocator)
 
 
-def replay(trace: dict[str, Any]) -> CachingAllocator:
-    """A recorded sequence through the model. The card's other memory is unknown, so where the real allocator
-    gave segments back, the model is told to empty its cache."""
-    allocator = CachingAllocator(None, expandable_segments=trace["expandable"])
+def replay(trace: dict[str, Any], capacity: int | None = None) -> CachingAllocator:
+    """A recorded sequence through the model. Where the capacity is not known, the model is told to empty its
+    cache whenever the real allocator gave segments back; where it is, the model must come to that itself."""
+    allocator = CachingAllocator(capacity, expandable_segments=trace["expandable"])
     blocks: dict[int, list[tuple[int, int, int, int]]] = {}
     for number, requested, size, segment, offset in trace["init_blocks"]:
         blocks.setdefault(segment, []).append((offset, size, requested, number))
@@ -390,7 +390,7 @@ def replay(trace: dict[str, Any]) -> CachingAllocator:
             handles[event[1]] = allocator.malloc(event[2], event[4])
         elif event[0] == "f":
             allocator.free(handles.pop(event[1]))
-        elif event[0] == "segment_free" and not emptied:
+        elif event[0] == "segment_free" and not emptied and capacity is None:
             allocator.empty_cache()
         emptied = event[0] == "segment_free"
     return allocator
@@ -406,3 +406,15 @@ def test_replay_of_a_real_trace_is_exact(file: Path) -> None:
     assert allocator.peak_allocated == peak["allocated"]
     assert allocator.peak_reserved == peak["reserved"]
     assert (allocator.allocated, allocator.reserved) == (trace["end"]["allocated"], trace["end"]["reserved"])
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no reference traces at {TRACES}")
+def test_retry_near_the_limit_of_a_real_card() -> None:
+    """A 24 GiB card's cache went back in the middle of this run; the record bounds the capacity."""
+    with gzip.open(TRACES / "nca-conv.inference2_peso_oct.3e8a.d0.json.gz") as stream:
+        trace = json.load(stream)
+    least = trace["peak"]["reserved"]
+    for capacity in (least, least + 300 * MIB, 26_994_540_543):
+        allocator = replay(trace, capacity)
+        assert allocator.retries == 1
+        assert allocator.peak_reserved == least and allocator.reserved == trace["end"]["reserved"]
