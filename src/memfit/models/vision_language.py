@@ -8,8 +8,6 @@ equal frames, and each 2 × 2 patches become one token, between a start and an e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from memfit.models.tasks import Task, real_numbers
 # ``size``).
 _LEAST_PIXELS, _MOST_PIXELS = 112 * 112, 28 * 28 * 15000
 # Fake tensors up to this many elements keep their values: grids and token ids, never activations (see
-# ``_values``).
+# ``_keep_values``).
 _VALUES_UP_TO = 1 << 20
 
 
@@ -73,26 +71,29 @@ def make_task(config: Any, job: Job, length: int) -> Task:
     channels = getattr(vision, "in_channels", None) or vision.in_chans
     patch_values = channels * vision.temporal_patch_size * vision.patch_size**2
 
+    training = job.task.kind == "train"
+
     def make_batch(rows: int, world: World) -> Batch:
-        with _values() if world.simulated else _nothing():
-            ids, kinds = _row(config, job, length, images, tokens)
-            device = world.device
-            input_ids = torch.tensor([ids] * rows, device=device)
-            labels = torch.tensor([[IGNORED if k else i for i, k in zip(ids, kinds, strict=True)]] * rows)
-            data = {
-                "input_ids": input_ids,
-                "labels": labels.to(device),
-                "mm_token_type_ids": torch.tensor([kinds] * rows, device=device),
-                "image_grid_thw": torch.tensor([list(grid)] * (rows * images), device=device),
-                "pixel_values": real_numbers(
-                    (rows * images * math.prod(grid), patch_values), torch.float32, world, job.model.seed
-                ),
-            }
+        if world.simulated:
+            _keep_values()
+        ids, kinds = _row(config, job, length, images, tokens)
+        device = world.device
+        pixels = (rows * images * math.prod(grid), patch_values)
+        data = {
+            "input_ids": torch.tensor([ids] * rows, device=device),
+            "mm_token_type_ids": torch.tensor([kinds] * rows, device=device),
+            "image_grid_thw": torch.tensor([list(grid)] * (rows * images), device=device),
+            # In float32 whatever the model's dtype, as processors give it; the model casts its patches.
+            "pixel_values": real_numbers(pixels, torch.float32, world, job.model.seed),
+        }
+        if not training:
+            return Batch(data, rows, rows)
+        labels = [IGNORED if k else i for i, k in zip(ids, kinds, strict=True)]
+        data["labels"] = torch.tensor([labels] * rows, device=device)
         return Batch(data, rows, rows * sum(not k for k in kinds[1:]))
 
     def split(batch: Batch, sizes: list[int]) -> list[Batch]:
-        with _values() if is_fake(batch.data["input_ids"]) else _nothing():
-            return _split(batch, sizes, config.image_token_id, vision.spatial_merge_size)
+        return _split(batch, sizes, config.image_token_id, vision.spatial_merge_size)
 
     return Task(make_batch, split, _loss, shift=True)
 
@@ -155,33 +156,31 @@ def _images_per_row(batch: Batch, grid: Any, image_token: int, merge: int) -> li
 
 
 def _loss(model: Any, data: Any) -> Any:
+    """The model's mean loss; for a batch without labels, the logits of the last position."""
     ids = data["input_ids"]
-    if not is_fake(ids):
-        return model(**data).loss
-    # The positions depend on values step by step; on fakes the tensor that the model would compute is given
-    # to it.
-    given = {k: v for k, v in data.items() if k != "mm_token_type_ids"}
-    given["position_ids"] = torch.zeros((3, *ids.shape), dtype=ids.dtype, device=ids.device)
-    with _values(), _StaticScatter():
-        return model(**given).loss
+    if "labels" not in data:
+        data = {**data, "logits_to_keep": 1}
+    if is_fake(ids):
+        # The positions depend on values step by step; on fakes the tensor that the model would compute is
+        # given to it.
+        data = {k: v for k, v in data.items() if k != "mm_token_type_ids"}
+        data["position_ids"] = torch.zeros((3, *ids.shape), dtype=ids.dtype, device=ids.device)
+        with _StaticScatter():
+            out = model(**data)
+    else:
+        out = model(**data)
+    return out.loss if "labels" in data else out.logits
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _values() -> Iterator[None]:
+def _keep_values() -> None:
     """Lets fake tensors made from lists keep their values, as torch does for single numbers
     (``torch.tensor(1)``), so that sizes which a vision model reads from its grids are known without data.
 
-    The limit stays raised after the first use: checkpointing runs parts of the model again during backward.
+    The limit stays raised: checkpointing runs parts of the model again during backward.
     """
     from torch._subclasses import fake_tensor
 
     fake_tensor.CONSTANT_NUMEL_LIMIT = max(fake_tensor.CONSTANT_NUMEL_LIMIT, _VALUES_UP_TO)
-    yield
 
 
 class _Scatter(torch.autograd.Function):
