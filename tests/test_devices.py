@@ -236,6 +236,8 @@ def test_calibration_of_a_busy_machine_is_repeated_when_it_is_quiet(monkeypatch:
     monkeypatch.setattr(calibration, "_is_busy", lambda: True)
     assert calibration.calibrate()["load"] == calibration.calibrate()["load"] == 3.0
     monkeypatch.setattr(calibration, "_is_busy", lambda: False)
+    monkeypatch.delenv("MEMFIT_NO_CALIBRATION")
+    assert cpu.device(measure=False).origin == "measured"  # and did not measure: the next line does
     assert calibration.calibrate()["load"] == calibration.calibrate()["load"] == 0.1
 
 

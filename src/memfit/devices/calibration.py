@@ -33,7 +33,7 @@ _LONGEST_SECONDS = 120.0
 
 def is_calibrated() -> bool:
     """Whether figures for this CPU, torch version and thread count are at hand."""
-    return torch_version() != "none" and _read() is not None
+    return torch_version() != "none" and known() is not None
 
 
 def calibrate(force: bool = False) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def calibrate(force: bool = False) -> dict[str, Any]:
     """
     if torch_version() == "none":
         raise MissingExtra("torch", "torch")
-    found = None if force else _read()
+    found = None if force else known()
     if found is None or (_was_busy(found) and not _is_busy()):
         found = {**_measure_in_child(), "key": _key()}
         _write(found)
@@ -115,7 +115,8 @@ def _is_busy() -> bool:
     return os.getloadavg()[0] > 0.5
 
 
-def _read() -> dict[str, Any] | None:
+def known() -> dict[str, Any] | None:
+    """The figures measured earlier for this key; measures nothing."""
     try:
         found = json.loads(cache_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):  # none yet, or cut short: measured again

@@ -47,9 +47,9 @@ def device(measure: bool = True) -> Device:
     assumed = _assumed()
     if os.environ.get(NO_CALIBRATION) == "1" or calibration.torch_version() == "none":
         return assumed
-    if not measure and not calibration.is_calibrated():
+    found = calibration.calibrate() if measure else calibration.known()
+    if found is None:
         return assumed
-    found = calibration.calibrate()
     return msgspec.structs.replace(
         assumed,
         bandwidth=found["bandwidth"],
