@@ -14,28 +14,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
-LARGEST_SHADOW = 2**24  # elements; beyond it shadows would cost more than the simulation
+LARGEST_SHADOW = 2**22  # elements; beyond it shadows would cost more than the simulation
 _CHOOSERS = {aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default, aten.argsort.default}
+_WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 _SCALARS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
 
 
 class Shadows:
     """Real values of small integer and boolean tensors, kept beside their fake ones.
 
-    Used as a recorder's ``intercept``. ``active`` false: only what must have a value is answered (scalars); true:
-    integers are computed along (switched on when a step fails without).
+    Used as a recorder's ``intercept``.
     """
 
-    def __init__(self, active: bool) -> None:
-        self.active = active
+    def __init__(self) -> None:
         self.values: dict[int, tuple[Any, torch.Tensor]] = {}
         self.assumptions: set[str] = set()
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _SCALARS:
             return self._scalar(func, args)
-        if not self.active:
-            return NotImplemented
         if func in (aten.nonzero.default, aten.masked_select.default, aten.unique_consecutive.default) or (
             func is aten.index.Tensor and any(t is not None and t.dtype == torch.bool for t in args[1])
         ):
@@ -50,7 +47,8 @@ class Shadows:
         found = self.values.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
-    def _keep(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+    def keep(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """Remembers the value of a fake tensor for as long as it lives."""
         import weakref
 
         self.values[id(fake)] = (weakref.ref(fake), real)
@@ -81,8 +79,9 @@ class Shadows:
 
     def _shadow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         outputs = out if isinstance(out, list | tuple) else (out,)
-        wanted = [o for o in outputs if isinstance(o, FakeTensor) and not o.is_floating_point() and not o.is_complex()
-                  and o.numel() <= LARGEST_SHADOW]  # fmt: skip
+        if not any(isinstance(o, FakeTensor) and o.dtype in _WHOLE for o in outputs):
+            return
+        wanted = [o for o in outputs if isinstance(o, FakeTensor) and o.dtype in _WHOLE and o.numel() <= LARGEST_SHADOW]  # fmt: skip
         if not wanted:
             return
         real = self._real_arguments(args)
@@ -92,15 +91,15 @@ class Shadows:
             computed = computed if isinstance(computed, list | tuple) else (computed,)
             for fake, value in zip(outputs, computed, strict=True):
                 if isinstance(fake, FakeTensor) and not fake.is_floating_point():
-                    self._keep(fake, value)
+                    self.keep(fake, value)
         elif func in _CHOOSERS:
             for fake in wanted:
-                self._keep(fake, self._balanced(func, args, fake))
+                self.keep(fake, self._balanced(func, args, fake))
             self.assumptions.add("assumption.balanced")
         elif all(o.dtype == torch.bool for o in wanted):
             for fake in wanted:  # a comparison of computed numbers: as if it always held
                 with _disable_current_modes():
-                    self._keep(fake, torch.ones(fake.shape, dtype=torch.bool))
+                    self.keep(fake, torch.ones(fake.shape, dtype=torch.bool))
             self.assumptions.add("assumption.comparison")
 
     @staticmethod
@@ -133,6 +132,6 @@ class Shadows:
             if real is None:
                 self.assumptions.add("assumption.nonzero")
             fake = aten.new_empty.default(args[0], list(value.shape), dtype=torch.int64)
-            self._keep(fake, value)
+            self.keep(fake, value)
             return fake
         return NotImplemented

@@ -39,9 +39,27 @@ class SimulatedWorld:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Fake mode on, dialect spoken."""
-        with self.mode, spoken(self.dialect):
+        """Fake mode on, dialect spoken, libraries kept from taking their tracing road."""
+        with self.mode, spoken(self.dialect), not_tracing():
             yield
+
+
+@contextmanager
+def not_tracing() -> Iterator[None]:
+    """transformers builds masks that a real run skips when it sees fake tensors (``is_tracing``): it is told that
+    there are none. What it then asks of their values is answered by the shadows of integer tensors."""
+    import sys
+
+    module = sys.modules.get("transformers.utils.import_utils")
+    plain = getattr(module, "is_fake_tensor", None)
+    if module is None or plain is None:
+        yield
+        return
+    module.is_fake_tensor = lambda x: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.is_fake_tensor = plain  # type: ignore[attr-defined]
 
 
 def make_fake(model: torch.nn.Module, world: SimulatedWorld) -> None:
@@ -69,8 +87,8 @@ def make_fake(model: torch.nn.Module, world: SimulatedWorld) -> None:
                 module._buffers[name] = fake(buffer)
 
 
-def fake_batch(batch: Batch, world: SimulatedWorld) -> Batch:
-    """The batch with every real or meta tensor made fake."""
+def fake_batch(batch: Batch, world: SimulatedWorld, remember: Any = None) -> Batch:
+    """The batch with every real or meta tensor made fake. ``remember(fake, real)`` is told of each real one."""
 
     def fake(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -80,7 +98,10 @@ def fake_batch(batch: Batch, world: SimulatedWorld) -> Batch:
                 return value
             if value.device.type == "meta":
                 return world.mode.fake_tensor_converter.from_meta_and_device(world.mode, value, world.device)
-            return world.mode.from_tensor(value)
+            new = world.mode.from_tensor(value)
+            if remember is not None and not value.is_floating_point():
+                remember(new, value)
+            return new
         if isinstance(value, dict):
             return {k: fake(v) for k, v in value.items()}
         if isinstance(value, list | tuple):

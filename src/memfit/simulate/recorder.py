@@ -161,7 +161,8 @@ class Recorder(TorchDispatchMode):
         if entry is not None:
             return entry[0]
         size = storage.nbytes()
-        place = "device" if tensor.device.type == self.device_type else "host"
+        device = getattr(tensor, "fake_device", None) or tensor.device
+        place = "device" if device.type == self.device_type else "host"
         record = Record(
             len(self.records), size, path, op, self.phase_name, place, torch.is_grad_enabled()
         )
@@ -184,6 +185,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # asked thousands of times; a fake tensor knows without dispatch
+            return getattr(args[0], "fake_device", None) or func(*args, **kwargs)
         out = NotImplemented
         if self.intercept is not None:
             out = self.intercept(func, args, kwargs)

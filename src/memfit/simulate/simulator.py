@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from memfit.core.device import Device
 from memfit.core.errors import CannotSimulate, MemfitError
 from memfit.core.profile import Profile
-from memfit.core.step import Step, World
+from memfit.core.step import Batch, Step, World
 from memfit.core.strategy import Strategy
 from memfit.engines.in_process import Prepared, micro_sizes, prepare
 from memfit.simulate.data_dependent import Shadows
@@ -43,16 +42,11 @@ def simulate(build: Build, strategies: Iterable[Strategy], device: Device, *, fu
         BadInput: a strategy cannot be applied.
     """
     strategies = tuple(strategies)
-    active = False
     while True:
         try:
-            return _simulate(build, strategies, device, full_depth, active)
+            return _simulate(build, strategies, device, full_depth)
         except _NeedsFullDepth:
             full_depth = True
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            if active:
-                raise _explain(error) from error
-            active = True
         except (MemfitError, KeyboardInterrupt):
             raise
         except Exception as error:  # the user's model ran: whatever it raised is an answer about the input
@@ -67,16 +61,17 @@ def _explain(error: BaseException) -> CannotSimulate:
     return CannotSimulate("simulate.failed", reason=f"{type(error).__name__}: {lines[0] if lines else ''}", where=where)
 
 
-def _simulate(build: Build, strategies: tuple[Strategy, ...], device: Device, full_depth: bool, active: bool) -> Profile:
+def _simulate(build: Build, strategies: tuple[Strategy, ...], device: Device, full_depth: bool) -> Profile:
     world = SimulatedWorld(device)
     step = apply_all(strategies, build(world), world)
     runs = [] if full_depth else shorten(step.model)
-    shadows = Shadows(active)
+    shadows = Shadows()
+    batches = example_batches(step, world)
     with world.entered():
         make_fake(step.model, world)
         prepared = prepare(step, world)
         recorder = Recorder(step.model, block_paths(step.model), world.device, roofline(device), shadows)
-        trace, weights = record_step(prepared, world, recorder)
+        trace, weights = record_step(prepared, world, recorder, [fake_batch(b, world, shadows.keep) for b in batches])
         trace.storages, trace.events = _with_workspaces(trace, world, weights)
     for run in runs:
         longer = expand(trace, run)
@@ -93,29 +88,31 @@ def _simulate(build: Build, strategies: tuple[Strategy, ...], device: Device, fu
     )  # fmt: skip
 
 
-def record_step(prepared: Prepared, world: SimulatedWorld, recorder: Recorder) -> tuple[Trace, dict[int, float]]:
+def example_batches(step: Step, world: SimulatedWorld) -> list[Batch]:
+    """Real example batches (integers are small and their values can matter): on a CPU the whole window, which lies
+    in the same memory; for a GPU the micro-batches that are recorded."""
+    if world.target.is_cpu:
+        return [step.make_batch(step.global_batch, world)]
+    return [step.make_batch(rows, world) for rows in micro_sizes(step.global_batch, step.micro_batch)[:2]]
+
+
+def record_step(
+    prepared: Prepared, world: SimulatedWorld, recorder: Recorder, batches: list[Batch]
+) -> tuple[Trace, dict[int, float]]:
     """Runs a warm step under the recorder: the optimizer's state is made by a first update, then two micro-batches
     (all later ones repeat the second) and the update are recorded. Returns the trace and how often each phase
     counts in the step's seconds."""
     step = prepared.step
     sizes = micro_sizes(step.global_batch, step.micro_batch)
-    warm_up(prepared, recorder)
-    shown = sizes[:2]
-    if world.target.is_cpu:  # the window lies in the same memory
-        window = fake_batch(step.make_batch(step.global_batch, world), world)
-        parts = step.split(window, sizes)[: len(shown)] if len(sizes) > 1 else [window]
-        keep: Any = window
-    else:
-        parts = [fake_batch(step.make_batch(rows, world), world) for rows in shown]
-        keep = None
-    track_all(prepared, recorder, [keep.data if keep is not None else [p.data for p in parts]])
+    warm_up(prepared)
+    track_all(prepared, recorder, [b.data for b in batches])
+    parts = step.split(batches[0], sizes)[:2] if world.target.is_cpu and len(sizes) > 1 else batches
     world.recorder = recorder
     items = sum(p.items for p in parts)
     with recorder:
         for part in parts:
             prepared.forward_backward(part, part.items / max(items, 1))
         prepared.update()
-        del part, parts, keep
     world.recorder = None
     recorder.classify()
     weights: dict[int, float] = {}
@@ -125,7 +122,7 @@ def record_step(prepared: Prepared, world: SimulatedWorld, recorder: Recorder) -
     return trace_of(recorder), weights
 
 
-def warm_up(prepared: Prepared, recorder: Recorder) -> None:
+def warm_up(prepared: Prepared) -> None:
     """Makes the optimizer's state with an update over zero gradients."""
     for parameter in prepared.step.model.parameters():
         if parameter.requires_grad:
