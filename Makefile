@@ -63,14 +63,17 @@ clean: ## remove .venv, caches and build output; runs/ stays
 	find src tests tools bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is made anew when the dependencies change; an environment that still works is kept and brought up to date.
-# torch comes first and alone, so that the CPU index (which may be slow or out of reach) is asked for nothing else.
+# torch comes first and alone: from the CPU index or a wheel folder that pip's settings name, and only where neither has it
+# from pip's own index. The CPU index, which may be slow or out of reach, is asked for nothing else.
 $(READY): pyproject.toml $(REQUIREMENTS)
 	@$(PY) -c "$(NEW_ENOUGH)" 2>/dev/null || { \
 	  $(PYTHON) -c "$(NEW_ENOUGH)" 2>/dev/null || { \
 	    echo "memfit needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 | tail -n 1)." >&2; \
 	    echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }; \
 	  echo "Making $(VENV) (once; a few minutes, mostly download)"; $(PYTHON) -m venv --clear $(VENV); }
-	$(PIP) --no-deps --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -c requirements/constraints.txt torch
+	@test -z "$(TORCH_INDEX)" || \
+	  $(PIP) --no-deps --retries 1 --index-url "$(TORCH_INDEX)" -c requirements/constraints.txt torch 2>/dev/null || \
+	  echo "No CPU build of torch at $(TORCH_INDEX): pip's own index has to do (on Linux with CUDA, gigabytes)." >&2
 	$(PIP) -c requirements/constraints.txt -e '.[examples,dev]'
 	$(PIP) --no-deps -r requirements/no-deps.txt
 	@touch $@

@@ -1,8 +1,7 @@
 """The structure rules of the code, checked by reading it (nothing is imported).
 
 Rooms import one way: cli -> memfit's own __init__ -> api -> {report, watch, doctor, export, run, plan} ->
-simulate -> {strategies, engines, data, models, devices} -> core. A room may import itself and any lower level.
-Further:
+simulate -> {strategies, engines, data, models, devices} -> core. A room may import itself and lower levels.
 
 - rooms of one level do not import each other;
 - a strategy's file imports no other strategy's file;
