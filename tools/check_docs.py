@@ -19,7 +19,7 @@ from check_imports import read_tree, strategy_names
 LINK = re.compile(r"!?\[[^\]\n]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```\s*$", re.DOTALL | re.MULTILINE)
 SHELL = ("", "sh", "bash", "shell", "console")
-NOT_COMMANDS = ("main", "options")  # files of cli/ that no command stands in
+NOT_COMMANDS = ("main", "options")  # files of cli/ without a command, as in cli/main.py
 
 
 def without_code(text: str) -> str:
