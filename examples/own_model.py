@@ -1,8 +1,9 @@
 """A network of your own: a small convolutional net that reads handwritten digits (scikit-learn's, 8 × 8
 pixels).
 
-    python examples/own_model.py                      the Python way: plan, apply, train
-    memfit plan --set … "examples/own_model.py:factory"   or name factory() in a job file's [model] name
+    python examples/own_model.py        plan, apply and train from Python
+
+A job file reaches the same model with ``[model] name = "examples/own_model.py:factory"``.
 """
 
 from __future__ import annotations

@@ -423,7 +423,7 @@ def test_bad_settings_name_key_and_choices(corpus: Path, cache: Path) -> None:
         (make(text, tokenizer=str(corpus), vocabulary=None), r"no tokenizer; looked for: tokenizer\.json"),
         (make(text, tokenizer="gone.json", vocabulary=None), r"data\.tokenizer: 'gone\.json'"),
         (make(text, task={"global_batch": 5000}), r"5000 rows .* has \d+ \(.*lower task.global_batch to \d+"),
-        (make(classes=dict.fromkeys("abc", text), task={"labels": 2}), r"labels: is 2, .* 3 classes: a, b, c"),
+        (make(classes=dict.fromkeys("abc", text), task={"labels": 2}), r"is 2, .* 3 classes: a, b, c"),
         (make(classes={"a": text, "b": text}, task={"labels": 1}), r"task\.labels: is 1, .* 2 classes"),
         (make(classes={"a": text, "b": str(empty)}, task={"labels": 1}), r"at least 2"),
     ]  # fmt: skip
