@@ -131,8 +131,9 @@ def warm_up(prepared: Prepared) -> None:
     prepared.optimizer.zero_grad(set_to_none=True)
 
 
-def track_all(prepared: Prepared, recorder: Recorder, inputs: Any) -> None:
-    """Counts what is there before the step: weights, buffers, optimizer state, inputs; tags gradients as they come."""
+def track_all(prepared: Prepared, recorder: Recorder, inputs: Any) -> list[Any]:
+    """Counts what is there before the step: weights, buffers, optimizer state, inputs; tags gradients as they come.
+    Returns the gradients' hooks, to be removed by a caller whose model lives on."""
     model = prepared.step.model
     for path, parameter in model.named_parameters():
         recorder.track(parameter, "weights", path.rpartition(".")[0])
@@ -157,9 +158,7 @@ def track_all(prepared: Prepared, recorder: Recorder, inputs: Any) -> None:
         if parameter.grad is not None:
             recorder.track(parameter.grad, "gradients", paths[id(parameter)])
 
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(tag)
+    return [p.register_post_accumulate_grad_hook(tag) for p in model.parameters() if p.requires_grad]
 
 
 def track_state(optimizer: torch.optim.Optimizer, recorder: Recorder, paths: dict[int, str]) -> None:

@@ -1,0 +1,90 @@
+"""``python -m memfit.run.child``: measures one job; request and result are JSON on standard input and output."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from memfit.core.job import Job
+from memfit.run.process import Tell, claim_stdout, die_with_parent, one_line, start_torch, target_device
+
+
+def run(request: dict[str, Any], result: dict[str, Any]) -> None:
+    """Fills ``result`` as far as the job gets (see :func:`memfit.run.measure.measure_in_child`)."""
+    job = msgspec.convert(request["job"], Job)
+    start_torch(job.run.threads)
+    import torch
+
+    from memfit.models import build_step
+    from memfit.run.memory import anonymous_bytes, hard_limit, peak_anonymous_bytes, reset_peak, tidy
+    from memfit.run.measure import feeding_card, measure_step
+    from memfit.run.world import RealWorld
+    from memfit.engines.in_process import prepare
+    from memfit.strategies import apply_all, read_strategy
+
+    _load_library(job)
+    world = RealWorld(target_device(job.budget.device))
+    tidy()
+    result["start_bytes"] = anonymous_bytes()
+    with ExitStack() as stack:
+        if request["hard_limit_bytes"] is not None:
+            stack.enter_context(hard_limit(request["hard_limit_bytes"]))
+        result["where"] = "load"
+        torch.manual_seed(job.run.seed)
+        step = apply_all([read_strategy(entry) for entry in request["strategies"]], build_step(job, world), world)
+        prepared = feeding_card(prepare(step, world), world)
+        window = step.make_batch(step.global_batch, world)
+        losses = result["losses"]
+        try:
+            losses.append(float(prepared.run(window)))
+            loss, profile = measure_step(prepared, window, world)
+            losses.append(loss)
+            result |= {
+                "peak_bytes": profile.peak_bytes, "host_peak_bytes": profile.host_peak_bytes,
+                "breakdown": profile.breakdown(), "peak_at": msgspec.to_builtins(profile.peak_at),
+            }  # fmt: skip
+            card_process = profile.process_bytes
+            del profile
+            tidy()
+            reset_peak()
+            seconds = []
+            for _ in range(request["steps"] - 2):
+                started = time.perf_counter()
+                losses.append(float(prepared.run(window)))
+                seconds.append(time.perf_counter() - started)
+            result["process_bytes"] = peak_anonymous_bytes() if world.device.type == "cpu" else card_process
+            result["step_seconds"] = statistics.median(seconds)
+        finally:
+            result["where"] = world.phase_name
+    result |= {"where": None, "outcome": "ran"}
+
+
+def _load_library(job: Job) -> None:
+    """Imports what building will import, so that the hard limit begins after it."""
+    from memfit.models.factory import is_factory
+
+    if not is_factory(job.model.name):
+        import transformers  # noqa: F401
+        import transformers.modeling_utils
+
+
+def main(tell: Tell) -> None:
+    from memfit.run.measure import empty_result
+    from memfit.run.memory import is_out_of_memory
+
+    result = empty_result()
+    try:
+        run(msgspec.json.decode(sys.stdin.buffer.read()), result)
+    except BaseException as error:  # the process's edge: whatever happened is the answer
+        result["outcome"] = "out-of-memory" if is_out_of_memory(error) else f"failed: {one_line(error)}"
+    tell(result)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main(claim_stdout())
