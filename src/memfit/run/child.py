@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from memfit.core.job import Job
-from memfit.run.process import Tell, claim_stdout, die_with_parent, one_line, start_torch, target_device
+from memfit.run.process import Tell, claim_stdout, die_with_parent, one_line, start_libraries, target_device
 
 
 def run(request: dict[str, Any], result: dict[str, Any]) -> None:
     """Fills ``result`` as far as the job gets (see :func:`memfit.run.measure.measure_in_child`)."""
     job = msgspec.convert(request["job"], Job)
-    start_torch(job.run.threads)
+    start_libraries(job)
     import torch
 
     from memfit.models import build_step
@@ -27,7 +27,6 @@ def run(request: dict[str, Any], result: dict[str, Any]) -> None:
     from memfit.engines.in_process import prepare
     from memfit.strategies import apply_all, read_strategy
 
-    _load_library(job)
     world = RealWorld(target_device(job.budget.device))
     tidy()
     result["start_bytes"] = anonymous_bytes()
@@ -62,15 +61,6 @@ def run(request: dict[str, Any], result: dict[str, Any]) -> None:
         finally:
             result["where"] = world.phase_name
     result |= {"where": None, "outcome": "ran"}
-
-
-def _load_library(job: Job) -> None:
-    """Imports what building will import, so that the hard limit begins after it."""
-    from memfit.models.factory import is_factory
-
-    if not is_factory(job.model.name):
-        import transformers  # noqa: F401
-        import transformers.modeling_utils
 
 
 def main(tell: Tell) -> None:

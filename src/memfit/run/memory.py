@@ -90,12 +90,15 @@ def hard_limit(budget_bytes: int) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was refused. torch's CPU allocator has no error class of its own: it raises
-    ``RuntimeError`` (https://github.com/pytorch/pytorch/blob/main/c10/core/impl/alloc_cpu.cpp)."""
+    ``RuntimeError`` (https://github.com/pytorch/pytorch/blob/main/c10/core/impl/alloc_cpu.cpp). An error that was
+    raised ``from`` such a one counts too."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CPU_ALLOCATOR)
+    if isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CPU_ALLOCATOR):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def drop_frames(error: BaseException | None) -> None:

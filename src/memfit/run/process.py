@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -14,6 +16,7 @@ import msgspec
 from memfit.core import errors
 from memfit.core.device import Device
 from memfit.core.errors import MemfitError, MissingExtra, RunFailed
+from memfit.core.job import Job
 
 Tell = Callable[[dict[str, Any]], None]
 DEFAULT_THREADS = 2
@@ -38,13 +41,22 @@ def die_with_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def start_torch(threads: int | None) -> None:
-    """Loads torch and starts its threads, whose stacks are address space that no budget should pay for."""
+def start_libraries(job: Job) -> None:
+    """Loads all that a training step of this job will import, and starts torch's threads (whose stacks are address
+    space): what the process holds afterwards is its context, before the first tensor of the job. An optimizer pulls
+    in ``torch._dynamo`` (66 MiB with torch 2.13), a Hugging Face model ``transformers.modeling_utils``."""
     import torch
 
+    from memfit.models.factory import is_factory
+
+    threads = job.run.threads
+    if not is_factory(job.model.name) and importlib.util.find_spec("transformers") is not None:
+        importlib.import_module("transformers.modeling_utils")
+
     torch.set_num_threads(threads or DEFAULT_THREADS)
-    a = torch.ones(256, 256, requires_grad=True)
+    a = torch.nn.Parameter(torch.ones(256, 256))
     (a @ a).relu().sum().backward()
+    torch.optim.AdamW([a]).step()
     torch.nn.functional.softmax(torch.ones(64, 4096), dim=-1)
 
 
