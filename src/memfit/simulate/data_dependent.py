@@ -20,6 +20,19 @@ _WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.
 _SCALARS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
 
 
+def _grouped_mm(args: Any, kwargs: Any) -> Any:
+    """(tokens, k) x (experts, k, n) -> (tokens, n); (m, tokens) x (tokens, n) -> (experts, m, n). The library's own
+    rule for fake tensors knows bfloat16 only, its CPU kernel every dtype."""
+    a, b = args[0], args[1]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    if a.dim() == 2 and b.dim() == 2:
+        return a.new_empty((offsets.shape[0], a.shape[0], b.shape[1]))
+    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+
+
+MISSING = {aten._grouped_mm.default: _grouped_mm}
+
+
 class Shadows:
     """Real values of small integer and boolean tensors, kept beside their fake ones.
 
@@ -33,6 +46,11 @@ class Shadows:
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _SCALARS:
             return self._scalar(func, args)
+        if func in MISSING:
+            return MISSING[func](args, kwargs)
+        if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
+            with _disable_current_modes():  # GradScaler asks whether a gradient overflowed: no, the step is taken
+                self.keep(args[1], torch.zeros(args[1].shape))
         if func in (aten.nonzero.default, aten.masked_select.default, aten.unique_consecutive.default) or (
             func is aten.index.Tensor and any(t is not None and t.dtype == torch.bool for t in args[1])
         ):

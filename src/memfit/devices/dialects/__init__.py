@@ -40,12 +40,18 @@ def dialect_for(device: Device) -> Dialect:
 @contextmanager
 def spoken(dialect: Dialect) -> Iterator[None]:
     """Speaks a dialect: torch's functions are replaced until the context ends."""
+    import torch
     import torch.nn.functional as functional
 
     plain_attention, plain_dropout = functional.scaled_dot_product_attention, functional.dropout
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
                   is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
+        if torch.is_autocast_enabled("cpu"):  # on the lower-precision list of both the CPU and CUDA
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value = (t.to(dtype) for t in (query, key, value))
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(dtype)
         return dialect.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

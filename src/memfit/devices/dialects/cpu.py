@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memfit.devices.dialects.attention import float_mask, math_attention, repeat_groups
+from memfit.devices.dialects.attention import float_mask, math_attention
 
 aten = torch.ops.aten
 _FLASH = 1  # at::SDPBackend::flash_attention
@@ -18,8 +18,6 @@ class CpuDialect:
                   scale: float | None, enable_gqa: bool) -> Any:  # fmt: skip
         if not self._flash(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
             return math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if enable_gqa:
-            key, value = repeat_groups(key, value, query.size(-3))
         mask = float_mask(attn_mask, query.dtype)
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
