@@ -1,8 +1,10 @@
-"""Checkpoints: weights, optimizer, random numbers, position in the data. Complete or absent; the newest two are kept.
+"""Checkpoints: weights, optimizer, random numbers, position in the data. Complete or absent; the newest two
+are kept.
 
-A checkpoint is written into a folder with a name of its own, synced, and renamed. Weights stand under the names that
-the model had before any strategy, as safetensors; the rest is one torch file that is read back without unpickling
-code (``weights_only=True``). Nothing is copied on the way: both writers take the tensors' own memory.
+A checkpoint is written into a folder with a name of its own, synced, and renamed. Weights stand under the
+names that the model had before any strategy, as safetensors; the rest is one torch file that is read back
+without unpickling code (``weights_only=True``). Nothing is copied on the way: both writers take the tensors'
+own memory.
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ class State(msgspec.Struct, kw_only=True):
     stream: dict[str, Any]
 
 
-# -- names -----------------------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------------------------------
 
 
 def original_names(model: torch.nn.Module) -> WeakIdKeyDictionary:
-    """The name of each parameter and buffer, taken before strategies put modules elsewhere; a tied one's first."""
+    """The name of each parameter and buffer, taken before strategies put modules elsewhere; a tied one's
+    first."""
     names = WeakIdKeyDictionary()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and tensor not in names:
@@ -60,7 +63,7 @@ def named_tensors(model: torch.nn.Module, names: WeakIdKeyDictionary) -> dict[st
     return found
 
 
-# -- random numbers --------------------------------------------------------------------------------------------
+# -- random numbers ------------------------------------------------------------------------------------------
 
 
 def random_state() -> dict[str, Any]:
@@ -89,7 +92,7 @@ def set_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-# -- saving ----------------------------------------------------------------------------------------------------
+# -- saving --------------------------------------------------------------------------------------------------
 
 
 def save(folder: Path, prepared: Prepared, names: WeakIdKeyDictionary, state: State) -> Path:
@@ -128,13 +131,15 @@ def _save_weights(model: torch.nn.Module, names: WeakIdKeyDictionary, path: Path
     for name, tensor in named_tensors(model, names).items():
         tensor = tensor.detach()
         key = tensor.untyped_storage().data_ptr()
-        whole = tensor.is_contiguous() and key not in storages  # the format knows no strides and no shared memory
+        # The format knows no strides and no shared memory.
+        whole = tensor.is_contiguous() and key not in storages
         tensors[name] = tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
         if key:
             storages.add(key)
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
     config = getattr(model, "config", None)
-    if config is not None and hasattr(config, "save_pretrained"):  # so that transformers loads the folder as a model
+    if config is not None and hasattr(config, "save_pretrained"):
+        # So that transformers loads the folder as a model.
         config.save_pretrained(path.parent)
 
 
@@ -163,7 +168,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# -- reading ---------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def complete(folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""``python -m memfit.run.child``: measures one job; request and result are JSON on standard input and output."""
+"""``python -m memfit.run.child``: measures one job; request and result are JSON on standard input and
+output."""
 
 from __future__ import annotations
 
@@ -20,11 +21,18 @@ def run(request: dict[str, Any], result: dict[str, Any]) -> None:
     start_libraries(job)
     import torch
 
-    from memfit.models import build_step
-    from memfit.run.memory import anonymous_bytes, hard_limit, peak_anonymous_bytes, reset_peak, tidy
-    from memfit.run.measure import feeding_card, measure_step
-    from memfit.run.world import RealWorld
     from memfit.engines.in_process import prepare
+    from memfit.models import build_step
+    from memfit.run.measure import feeding_card, measure_step
+    from memfit.run.memory import (
+        anonymous_bytes,
+        hard_limit,
+        peak_anonymous_bytes,
+        reset_peak,
+        room_for_recorder,
+        tidy,
+    )
+    from memfit.run.world import RealWorld
     from memfit.strategies import apply_all, read_strategy
 
     world = RealWorld(target_device(job.budget.device))
@@ -35,13 +43,15 @@ def run(request: dict[str, Any], result: dict[str, Any]) -> None:
             stack.enter_context(hard_limit(request["hard_limit_bytes"]))
         result["where"] = "load"
         torch.manual_seed(job.run.seed)
-        step = apply_all([read_strategy(entry) for entry in request["strategies"]], build_step(job, world), world)
+        strategies = [read_strategy(entry) for entry in request["strategies"]]
+        step = apply_all(strategies, build_step(job, world), world)
         prepared = feeding_card(prepare(step, world), world)
         window = step.make_batch(step.global_batch, world)
         losses = result["losses"]
         try:
             losses.append(float(prepared.run(window)))
-            loss, profile = measure_step(prepared, window, world)
+            with room_for_recorder():
+                loss, profile = measure_step(prepared, window, world)
             losses.append(loss)
             result |= {
                 "peak_bytes": profile.peak_bytes, "host_peak_bytes": profile.host_peak_bytes,

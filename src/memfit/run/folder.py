@@ -1,9 +1,9 @@
 """The run folder: everything that a run needs to go on, and everything that it leaves behind.
 
-    job.toml  plan.json  plan.full.json.gz  predicted.json.gz      what was to be done
-    measured.json.gz  verdict.json  result.json                    what came of it
-    losses.jsonl  incidents.jsonl  log.txt                         along the way
-    checkpoints/step-00000050/                                     see memfit.run.checkpoint
+job.toml  plan.json  plan.full.json.gz  predicted.json.gz      what was to be done
+measured.json.gz  verdict.json  result.json                    what came of it
+losses.jsonl  incidents.jsonl  log.txt                         along the way
+checkpoints/step-00000050/                                     see memfit.run.checkpoint
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished run gives back. ``step_seconds``: median of plain steps; ``items_per_second``: tokens or rows;
-    ``incidents``: recoveries, as they stand in ``incidents.jsonl``; ``resumed_from``: the step it went on after."""
+    """What a finished run gives back. ``step_seconds``: median of plain steps; ``items_per_second``: tokens
+    or rows; ``incidents``: recoveries, as they stand in ``incidents.jsonl``; ``resumed_from``: the step it
+    went on
+    after."""
 
     folder: str
     plan: Plan
@@ -92,7 +94,8 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder (made if need be) for this process; the lock goes with the process, however it ends.
+        """Holds the folder (made if need be) for this process; the lock goes with the process, however it
+        ends.
 
         Raises:
             BadInput: another run holds it, or it cannot be written.
@@ -101,7 +104,8 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("a+")
         except OSError as error:
-            raise BadInput("run.cannot_write", file=str(self.path), setting="run.folder", reason=str(error)) from None
+            raise BadInput("run.cannot_write", file=str(self.path), setting="run.folder",
+                           reason=str(error)) from None  # fmt: skip
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +129,9 @@ class RunFolder:
             raise BadInput("run.not_a_run", file=str(self.path), setting="run.folder")
 
     def begin(self, job: Job, plan: Plan) -> None:
-        """Writes down what is to be done."""
+        """Writes down what is to be done. What an earlier, shorter run came to is not the result any more."""
+        for name in ("result.json", "verdict.json"):
+            (self.path / name).unlink(missing_ok=True)
         self.write(self.job_file.name, write_job(job).encode())
         self.write("plan.json", msgspec.json.format(msgspec.json.encode(plan.to_json()), indent=1))
         self.write("plan.full.json.gz", _packed(plan))

@@ -30,7 +30,8 @@ Progress = Callable[[dict[str, Any]], None]
 def run_planned(
     job: Job, plan: Plan, folder: str | Path | None = None, on_progress: Progress | None = None
 ) -> RunResult:
-    """Runs a plan for real, in a fresh process, and returns its result. A finished run is read, not run again.
+    """Runs a plan for real, in a fresh process, and returns its result. A finished run is read, not run
+    again.
 
     Args:
         folder: default: the job's ``run.folder``, else one under ``runs/`` named after the job.
@@ -41,7 +42,7 @@ def run_planned(
         DoesNotFit: the plan does not. BadInput: folder, data or device cannot be used.
         RunFailed: the run stopped. Interrupted: by a signal; the state is saved.
     """
-    _check(plan)
+    check_plan(plan)
     run = RunFolder(folder or job.run.folder or default_folder(job))
     with run.locked():
         run.check(job)
@@ -61,12 +62,15 @@ def run_planned(
     return result
 
 
-def _check(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raises DoesNotFit where a plan does not, BadInput where it is for a device that this machine is not."""
     if not plan.fits:
         at = plan.profile.peak_at
-        raise DoesNotFit("api.nothing_fits", needed=plan.profile.process_bytes, budget=plan.budget_bytes,
-                         phase=say(f"phase.{at.phase}"), module=at.module or "-", strategies=_shown(plan.strategies),
-                         needs="; ".join(plan.needs) or "-")  # fmt: skip
+        raise DoesNotFit(
+            "api.nothing_fits", needed=plan.profile.process_bytes, budget=plan.budget_bytes,
+            phase=say(f"phase.{at.phase}"), module=at.module or "-", strategies=_shown(plan.strategies),
+            needs="; ".join(plan.needs) or "-",
+        )  # fmt: skip
     device = target_device(plan.device)
     if device.is_cpu:
         return
@@ -99,8 +103,10 @@ class _Child:
         self.error: MemfitError | None = None
         command = [sys.executable, "-m", "memfit.run.worker", str(self.run_folder.path), part, language()]
         with self.run_folder.log.open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                       env=child_environment(self.threads), start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                env=child_environment(self.threads), start_new_session=True,
+            )  # fmt: skip
         assert process.stdout is not None
         try:
             with self._passing_signals(process), process.stdout:

@@ -1,4 +1,5 @@
-"""Measuring one real step: what was allocated (recorder), what the process held (kernel), how long it took."""
+"""Measuring one real step: what was allocated (recorder), what the process held (kernel), how long it
+took."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def measure_step(
         micro_batch: rows at once; None: the step's own.
 
     Returns:
-        The loss and a Profile (origin "measured"). ``process_bytes`` is the allocator model's figure on a CPU: whoever
-        has the kernel's counter puts it in. Seconds include the recorder's own time.
+        The loss and a Profile (origin "measured"). ``process_bytes`` is the allocator model's figure on a
+        CPU: whoever has the kernel's counter puts it in. Seconds include the recorder's own time.
     """
     recorder = Recorder(prepared.step.model, block_paths(prepared.step.model), world.device)
     on_card = world.device.type == "cuda"
@@ -106,25 +107,27 @@ def measure_in_child(
 ) -> dict[str, Any]:  # fmt: skip
     """Runs a job's real step in a fresh process under given strategies, on a seeded example batch.
 
-    Step 1 makes the optimizer's state, step 2 is recorded, steps 3 to ``steps`` run plainly: their process peak (the
-    kernel's counter is reset before them) and the median of their seconds are what counts.
+    Step 1 makes the optimizer's state, step 2 is recorded, steps 3 to ``steps`` run plainly: their process
+    peak (the kernel's counter is reset before them) and the median of their seconds are what counts.
 
     Args:
         strategies: ``[[strategy]]`` tables; the job's own are not added.
         steps: at least 3.
-        hard_limit_bytes: anonymous memory that the operating system allows the process from before the model is built.
+        hard_limit_bytes: anonymous memory that the operating system allows the process from before the model
+        is built.
         budget: bytes; adds ``within_budget`` (process peak against it).
 
     Returns:
         ``{"outcome": "ran" | "out-of-memory" | "failed: REASON", "where", "peak_bytes", "process_bytes",
-        "start_bytes", "step_seconds", "losses", "breakdown", "peak_at", "host_peak_bytes"}``; figures that were not
-        reached are None. ``where``: the phase of an out-of-memory error. ``start_bytes``: held before the model
-        was built.
+        "start_bytes", "step_seconds", "losses", "breakdown", "peak_at", "host_peak_bytes"}``; figures that
+        were not reached are None. ``where``: the phase of an out-of-memory error. ``start_bytes``: held
+        before the model was built.
     """
     if steps < 3:
         raise ValueError("steps: at least 3 (one makes the optimizer's state, one is recorded, one is timed)")
     request = {
-        "job": job.to_dict(), "strategies": list(strategies), "steps": steps, "hard_limit_bytes": hard_limit_bytes,
+        "job": job.to_dict(), "strategies": list(strategies), "steps": steps,
+        "hard_limit_bytes": hard_limit_bytes,
     }  # fmt: skip
     threads = job.run.threads or DEFAULT_THREADS
     done = subprocess.run(
@@ -144,8 +147,8 @@ def measure_in_child(
 
 
 def empty_result() -> dict[str, Any]:
-    keys = ("outcome", "where", "peak_bytes", "process_bytes", "start_bytes", "step_seconds", "breakdown", "peak_at",
-            "host_peak_bytes")  # fmt: skip
+    keys = ("outcome", "where", "peak_bytes", "process_bytes", "start_bytes", "step_seconds", "breakdown",
+            "peak_at", "host_peak_bytes")  # fmt: skip
     return {**dict.fromkeys(keys), "losses": []}
 
 

@@ -10,7 +10,8 @@ from memfit.run.world import RealWorld
 
 
 class Meter:
-    """Peaks and seconds of plain steps. On a CPU the kernel's counter of anonymous memory; on a card its allocator's.
+    """Peaks and seconds of plain steps. On a CPU the kernel's counter of anonymous memory; on a card its
+    allocator's.
 
     Attributes:
         seconds: of each step that ran without the recorder.

@@ -24,7 +24,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def claim_stdout() -> Tell:
-    """Takes standard output for messages to the parent; what libraries print goes to standard error instead."""
+    """Takes standard output for messages to the parent; what libraries print goes to standard error
+    instead."""
     channel = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
 
@@ -35,16 +36,19 @@ def claim_stdout() -> Tell:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends (Linux): nobody is left to read or to stop it."""
+    """Asks the kernel to kill this process when its parent ends (Linux): nobody is left to read or to stop
+    it."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start_libraries(job: Job) -> None:
-    """Loads all that a training step of this job will import, and starts torch's threads (whose stacks are address
-    space): what the process holds afterwards is its context, before the first tensor of the job. An optimizer pulls
-    in ``torch._dynamo`` (66 MiB with torch 2.13), a Hugging Face model ``transformers.modeling_utils``."""
+    """Loads all that a training step of this job will import, and starts torch's threads (whose stacks are
+    address
+    space): what the process holds afterwards is its context, before the first tensor of the job. An optimizer
+    pulls in ``torch._dynamo`` (66 MiB with torch 2.13), a Hugging Face model
+    ``transformers.modeling_utils``."""
     import torch
 
     from memfit.models.factory import is_factory

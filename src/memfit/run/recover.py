@@ -1,9 +1,10 @@
 """Out of memory inside a step: the step is undone and done again whole with half the micro-batch.
 
-Recovery starts after the ``except`` block has been left and the error's frames are cleared: while they live they hold
-the very activations that did not fit. Until the optimizer's update nothing of the step's start has changed but
-gradients and the random numbers' position, so these two are put back. The window is the same, and so is the global
-batch: the loss equals that of an undisturbed run (to rounding; dropout draws other masks for other micro-batches).
+Recovery starts after the ``except`` block has been left and the error's frames are cleared: while they live
+they hold the very activations that did not fit. Until the optimizer's update nothing of the step's start has
+changed but gradients and the random numbers' position, so these two are put back. The window is the same, and
+so is the global batch: the loss equals that of an undisturbed run (to rounding; dropout draws other masks for
+other micro-batches).
 """
 
 from __future__ import annotations
@@ -51,18 +52,20 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 def run_whole(
-    prepared: Prepared, world: RealWorld, micro_batch: int, run: Callable[[int], T], *, step: int, budget_bytes: int,
-    kept: str, on_recovery: Callable[[OutOfMemory, int], None],
+    prepared: Prepared, world: RealWorld, micro_batch: int, run: Callable[[int], T], *, step: int,
+    budget_bytes: int, kept: str, on_recovery: Callable[[OutOfMemory, int], None],
 ) -> tuple[T, int]:  # fmt: skip
-    """Runs one step with as large a micro-batch as fits, from ``micro_batch`` down. Returns its value and the rows.
+    """Runs one step with as large a micro-batch as fits, from ``micro_batch`` down. Returns its value and the
+    rows.
 
     Args:
         run: (micro_batch) -> the step's value; called again after a recovery.
-        kept: the newest checkpoint, for the messages. on_recovery: told of each failure and the next micro-batch.
+        kept: the newest checkpoint, for the messages. on_recovery: told of each failure and the next
+        micro-batch.
 
     Raises:
-        RunFailed: out of memory at a micro-batch of 1, in the optimizer's update, or where batch statistics forbid
-            smaller batches.
+        RunFailed: out of memory at a micro-batch of 1, in the optimizer's update, or where batch statistics
+            forbid smaller batches.
     """
     while True:
         random = random_state()
@@ -72,14 +75,16 @@ def run_whole(
         failure = OutOfMemory(step, world.phase_name, micro_batch, _held(world), reason)
         _let_go(prepared, world)
         set_random_state(random)
-        if failure.phase == "optimizer" or micro_batch == 1 or "batch-statistics" in prepared.step.capabilities:
+        bound = "batch-statistics" in prepared.step.capabilities
+        if bound or micro_batch == 1 or failure.phase == "optimizer":
             raise _hopeless(failure, budget_bytes, kept)
         micro_batch = -(-micro_batch // 2)
         on_recovery(failure, micro_batch)
 
 
 def _held(world: RealWorld) -> int:
-    return torch.cuda.max_memory_allocated(world.device) if world.device.type == "cuda" else peak_anonymous_bytes()
+    on_card = world.device.type == "cuda"
+    return torch.cuda.max_memory_allocated(world.device) if on_card else peak_anonymous_bytes()
 
 
 def _let_go(prepared: Prepared, world: RealWorld) -> None:

@@ -14,7 +14,8 @@ _log = logging.getLogger("memfit.run")
 
 
 class Stream(Protocol):
-    """Endless global batches that can be carried on exactly (see :class:`memfit.data.batches.TrainingStream`)."""
+    """Endless global batches that can be carried on exactly (see
+    :class:`memfit.data.batches.TrainingStream`)."""
 
     description: str
 
@@ -60,8 +61,8 @@ def _vocabulary(model: Any) -> int | None:
 
 
 def fill_cache(job: Job) -> None:
-    """Tokenizes a job's data, without the model's weights: in a process of its own, since it needs more memory than
-    a stream that only reads."""
+    """Tokenizes a job's data, without the model's weights: in a process of its own, since it needs more
+    memory than a stream that only reads."""
     from memfit.models import build_step
     from memfit.run.process import target_device
     from memfit.simulate.fake import SimulatedWorld

@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from memfit.models import build_step
 from memfit.run import checkpoint
 from memfit.run.folder import Loss, RunFolder, RunResult, Summary
 from memfit.run.measure import feeding_card, measure_step, median
-from memfit.run.memory import hard_limit
+from memfit.run.memory import hard_limit, room_for_recorder
 from memfit.run.meter import Meter
 from memfit.run.process import Tell, start_libraries, target_device
 from memfit.run.recover import OutOfMemory, attempt, run_whole
@@ -41,8 +40,8 @@ from memfit.strategies import apply_all, read_strategy
 def train(job: Job, plan: Plan, folder: str | Path, tell: Tell | None = None) -> RunResult:
     """Trains a job under a plan to its last step, in this process.
 
-    Goes on from the newest checkpoint in the folder, if there is one, exactly where it was. For the figures of the
-    kernel and the hard limit to be good, the process is a fresh one with malloc's settings: see
+    Goes on from the newest checkpoint in the folder, if there is one, exactly where it was. For the figures
+    of the kernel and the hard limit to be good, the process is a fresh one with malloc's settings: see
     :func:`memfit.run.launch.run_planned`.
 
     Args:
@@ -62,9 +61,11 @@ def train(job: Job, plan: Plan, folder: str | Path, tell: Tell | None = None) ->
         if job.run.hard_limit and world.device.type == "cpu":
             stack.enter_context(hard_limit(plan.budget_bytes))
         meter = Meter(world)
-        loop, reason = attempt(lambda: _start(job, plan, RunFolder(folder), world, meter, tell or (lambda event: None)))
+        place, listener = RunFolder(folder), tell or (lambda event: None)
+        loop, reason = attempt(lambda: _start(job, plan, place, world, meter, listener))
         if loop is None:
-            raise RunFailed("run.out_of_memory_start", held=meter.peak_bytes(), budget=plan.budget_bytes, reason=reason)
+            raise RunFailed("run.out_of_memory_start", held=meter.peak_bytes(), budget=plan.budget_bytes,
+                            reason=reason)  # fmt: skip
         return loop.run(stop)
 
 
@@ -99,8 +100,9 @@ def _seed(seed: int) -> None:
 
 
 class Stop:
-    """Remembers SIGINT and SIGTERM so that the step under way can end and be saved. The second one ends the process
-    as it would have without us. Only the main thread may ask for this; elsewhere nothing is changed."""
+    """Remembers SIGINT and SIGTERM so that the step under way can end and be saved. The second one ends the
+    process as it would have without us. Only the main thread may ask for this; elsewhere nothing is
+    changed."""
 
     def __init__(self) -> None:
         self.signal: str | None = None
@@ -162,6 +164,8 @@ class Loop:
         first = self.step + 1
         measured = min(first + 1, steps)  # a second step has the optimizer's state
         self.meter.begin()
+        for text in self.meter.notes:
+            self.note(text)
         while self.step < steps:
             if stop.signal is not None:
                 self._interrupt(stop.signal)
@@ -177,8 +181,9 @@ class Loop:
         started = time.perf_counter()
         run = self._measured if measured else self._plain
         loss, self.micro_batch = run_whole(
-            self.prepared, self.world, self.micro_batch, lambda rows: run(window, rows), step=step, budget_bytes=self.plan.budget_bytes,
-            kept=checkpoint.kept(self.folder.checkpoints), on_recovery=self._recovered,
+            self.prepared, self.world, self.micro_batch, lambda rows: run(window, rows), step=step,
+            budget_bytes=self.plan.budget_bytes, kept=checkpoint.kept(self.folder.checkpoints),
+            on_recovery=self._recovered,
         )  # fmt: skip
         seconds = time.perf_counter() - started
         if not math.isfinite(loss):
@@ -203,8 +208,9 @@ class Loop:
     def _measured(self, window: Batch, rows: int) -> float:
         """A recorded step; the recorder's own memory stays out of the process's figures."""
         self.meter.pause()
-        loss, profile = measure_step(self.prepared, window, self.world, rows)
-        self.folder.write_measured(profile)
+        with room_for_recorder():
+            loss, profile = measure_step(self.prepared, window, self.world, rows)
+            self.folder.write_measured(profile)
         self.meter.card_process_bytes = profile.process_bytes
         del profile
         self.meter.go_on()
@@ -219,9 +225,10 @@ class Loop:
     def _recovered(self, failure: OutOfMemory, rows: int) -> None:
         self.recoveries += 1
         row = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"), "kind": "out-of-memory", "step": failure.step,
-            "phase": failure.phase, "micro_batch": failure.micro_batch, "next_micro_batch": rows,
-            "held_bytes": failure.held_bytes, "budget_bytes": self.plan.budget_bytes, "reason": failure.reason,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"), "kind": "out-of-memory",
+            "step": failure.step, "phase": failure.phase, "micro_batch": failure.micro_batch,
+            "next_micro_batch": rows, "held_bytes": failure.held_bytes,
+            "budget_bytes": self.plan.budget_bytes, "reason": failure.reason,
         }  # fmt: skip
         self.folder.append("incidents.jsonl", row)
         self.note(say("run.recovered", phase=say(f"phase.{failure.phase}"), step=failure.step,
@@ -229,8 +236,10 @@ class Loop:
 
     def _not_finite(self, step: int, loss: float) -> None:
         last = self.losses[-1] if self.losses else None
-        raise RunFailed("run.not_finite", step=step, value=str(loss), last=f"{last.loss:.6g}" if last else "-",
-                        last_step=last.step if last else "-", kept=checkpoint.kept(self.folder.checkpoints))  # fmt: skip
+        raise RunFailed(
+            "run.not_finite", step=step, value=str(loss), last=f"{last.loss:.6g}" if last else "-",
+            last_step=last.step if last else "-", kept=checkpoint.kept(self.folder.checkpoints),
+        )  # fmt: skip
 
     def _interrupt(self, name: str) -> None:
         if self.step > 0:
@@ -268,11 +277,14 @@ class Loop:
             self.folder.write_measured(profile)
         verdict = judge(
             self.plan.profile, profile, self.plan.budget_bytes, steps=self.step,
-            recoveries=len(self.folder.incidents()), first_loss=self.losses[0].loss, last_loss=self.losses[-1].loss,
+            recoveries=len(self.folder.incidents()), first_loss=self.losses[0].loss,
+            last_loss=self.losses[-1].loss,
         )  # fmt: skip
         items = sum(row.items for row in self.losses) / len(self.losses)
-        summary = Summary(steps=self.step, step_seconds=seconds, items_per_second=items / seconds if seconds else 0.0, notes=tuple(self.notes),
-                          resumed_from=self.resumed_from)  # fmt: skip
+        summary = Summary(
+            steps=self.step, step_seconds=seconds, items_per_second=items / seconds if seconds else 0.0,
+            notes=tuple(self.notes), resumed_from=self.resumed_from,
+        )  # fmt: skip
         self.folder.finish(verdict, summary)
         result = self.folder.result()
         assert result is not None

@@ -1,5 +1,6 @@
-"""``python -m memfit.run.worker FOLDER [data]``: a run's child process. Job and plan lie in the folder; events go to
-standard output as JSON lines; what libraries say goes to standard error (the folder's log.txt)."""
+"""``python -m memfit.run.worker FOLDER [data]``: a run's child process. Job and plan lie in the folder;
+events go to standard output as JSON lines; what libraries say goes to standard error (the folder's
+log.txt)."""
 
 from __future__ import annotations
 
