@@ -161,7 +161,16 @@ def plan(
     device, budget = target_of(found)
     parts = (model, batch, loss)
     made = make_plan(found, device, builder(found, parts), budget, on_simulated=on_simulated)
-    return LivePlan(made, device, lambda real: builder(found, (real, batch, loss)))
+    return LivePlan(made, device, lambda real: builder(found, (real, batch, loss)), wrap_batch)
+
+
+def wrap_batch(data: Any) -> Any:
+    """A user's batch with its rows and items counted."""
+    from memfit.core.step import Batch
+    from memfit.models.batches import count_items, count_rows
+
+    rows = count_rows(data)
+    return Batch(data, rows, count_items(data, rows))
 
 
 def fit(
@@ -174,11 +183,18 @@ def fit(
         BadInput: the job or its data cannot be used. DoesNotFit: nothing meets the budget.
         RunFailed: the real run stopped. Interrupted: the user stopped it (state is saved).
     """
+    found = load_job(job, **options)
+    return run(found, plan(found, on_simulated=on_simulated), folder=folder, on_progress=on_progress)
+
+
+def run(
+    job: Job, made: Plan, *, folder: str | Path | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> RunResult:  # fmt: skip
+    """Runs and verifies a plan that was made before. Raises as :func:`fit`."""
     from memfit.run.launch import run_planned
 
-    found = load_job(job, **options)
-    made = plan(found, on_simulated=on_simulated)
-    return run_planned(found, made, folder=folder, on_progress=on_progress)
+    return run_planned(job, made, folder=folder, on_progress=on_progress)
 
 
 
