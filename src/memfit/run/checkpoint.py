@@ -22,11 +22,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit.core.errors import BadInput, MissingExtra, RunFailed
 from memfit.engines.in_process import Prepared
-from memfit.run.folder import Loss
+from memfit.run.folder import PREFIX, Loss, complete, kept
 from memfit.run.process import one_line
 
 _WEIGHTS, _STATE = "model.safetensors", "state.pt"
-_PREFIX, _UNFINISHED = "step-", ".saving-"
+_UNFINISHED = ".saving-"
 KEPT = 2
 
 
@@ -101,7 +101,7 @@ def save(folder: Path, prepared: Prepared, names: WeakIdKeyDictionary, state: St
     Raises:
         RunFailed: it cannot be written (disk full); earlier checkpoints are untouched.
     """
-    final = folder / f"{_PREFIX}{state.step:08d}"
+    final = folder / f"{PREFIX}{state.step:08d}"
     temporary = folder / f"{_UNFINISHED}{os.getpid()}"
     reason = None
     try:
@@ -169,17 +169,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 # -- reading -------------------------------------------------------------------------------------------------
-
-
-def complete(folder: Path) -> list[Path]:
-    """Checkpoints, the oldest first."""
-    return sorted(p for p in folder.glob(f"{_PREFIX}*") if p.is_dir())
-
-
-def kept(folder: Path) -> str:
-    """The newest checkpoint's path, or "-", for messages."""
-    found = complete(folder)
-    return str(found[-1]) if found else "-"
 
 
 def clear_unfinished(folder: Path) -> None:

@@ -26,6 +26,7 @@ from memfit.core.plan import Plan, Verdict
 from memfit.core.profile import Profile
 
 T = TypeVar("T")
+PREFIX = "step-"  # of a complete checkpoint's folder
 # What may differ when a run goes on: how it runs and how far, not what it computes.
 _FREE_SECTIONS = ("budget", "run")
 _FREE_KEYS = ("task.steps",)
@@ -215,6 +216,17 @@ class RunFolder:
         """Of a finished run; 0 where none is."""
         path = self.path / "result.json"
         return msgspec.json.decode(path.read_bytes(), type=Summary).steps if path.is_file() else 0
+
+
+def complete(checkpoints: Path) -> list[Path]:
+    """Checkpoints, the oldest first."""
+    return sorted(p for p in checkpoints.glob(f"{PREFIX}*") if p.is_dir())
+
+
+def kept(checkpoints: Path) -> str:
+    """The newest checkpoint's path, or "-", for messages."""
+    found = complete(checkpoints)
+    return str(found[-1]) if found else "-"
 
 
 def _packed(value: Any) -> bytes:

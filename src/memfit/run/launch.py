@@ -19,7 +19,7 @@ from memfit.core.errors import BadInput, DoesNotFit, Interrupted, MemfitError, R
 from memfit.core.job import Job
 from memfit.core.plan import Plan
 from memfit.core.words import language, say
-from memfit.run.folder import RunFolder, RunResult, default_folder
+from memfit.run.folder import RunFolder, RunResult, default_folder, kept
 from memfit.run.memory import child_environment
 from memfit.run.process import DEFAULT_THREADS, from_message, target_device
 
@@ -125,8 +125,6 @@ class _Child:
             raise self.error
         if status == 0:
             return
-        from memfit.run.checkpoint import kept
-
         saved = kept(self.run_folder.checkpoints)
         if self.signals:
             raise Interrupted("run.interrupted_hard", step=self.step, kept=saved)

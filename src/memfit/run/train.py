@@ -26,7 +26,7 @@ from memfit.core.words import say
 from memfit.engines.in_process import Prepared, prepare
 from memfit.models import build_step
 from memfit.run import checkpoint
-from memfit.run.folder import Loss, RunFolder, RunResult, Summary
+from memfit.run.folder import Loss, RunFolder, RunResult, Summary, complete, kept
 from memfit.run.measure import feeding_card, measure_step, median
 from memfit.run.memory import hard_limit, room_for_recorder
 from memfit.run.meter import Meter
@@ -82,7 +82,7 @@ def _start(job: Job, plan: Plan, folder: RunFolder, world: RealWorld, meter: Met
         loop.note(note)
     _seed(job.run.seed)
     checkpoint.clear_unfinished(folder.checkpoints)
-    found = checkpoint.complete(folder.checkpoints)
+    found = complete(folder.checkpoints)
     if found:
         state = checkpoint.load(found[-1], prepared, names)
         stream.restore(state.stream)
@@ -182,7 +182,7 @@ class Loop:
         run = self._measured if measured else self._plain
         loss, self.micro_batch = run_whole(
             self.prepared, self.world, self.micro_batch, lambda rows: run(window, rows), step=step,
-            budget_bytes=self.plan.budget_bytes, kept=checkpoint.kept(self.folder.checkpoints),
+            budget_bytes=self.plan.budget_bytes, kept=kept(self.folder.checkpoints),
             on_recovery=self._recovered,
         )  # fmt: skip
         seconds = time.perf_counter() - started
@@ -238,14 +238,14 @@ class Loop:
         last = self.losses[-1] if self.losses else None
         raise RunFailed(
             "run.not_finite", step=step, value=str(loss), last=f"{last.loss:.6g}" if last else "-",
-            last_step=last.step if last else "-", kept=checkpoint.kept(self.folder.checkpoints),
+            last_step=last.step if last else "-", kept=kept(self.folder.checkpoints),
         )  # fmt: skip
 
     def _interrupt(self, name: str) -> None:
         if self.step > 0:
             self.save()
         raise Interrupted("run.interrupted", signal=name, step=self.step, steps=self.job.task.steps,
-                          kept=checkpoint.kept(self.folder.checkpoints))  # fmt: skip
+                          kept=kept(self.folder.checkpoints))  # fmt: skip
 
     def save(self) -> None:
         """A checkpoint of the state as it is, unless it is there already.
@@ -258,7 +258,7 @@ class Loop:
         for parameter in self.prepared.step.model.parameters():
             if parameter.is_floating_point() and not math.isfinite(float(parameter.detach().sum())):
                 raise RunFailed("run.weights_not_finite", step=self.step, last=f"{self.losses[-1].loss:.6g}",
-                                kept=checkpoint.kept(self.folder.checkpoints))  # fmt: skip
+                                kept=kept(self.folder.checkpoints))  # fmt: skip
         state = checkpoint.State(
             step=self.step, micro_batch=self.micro_batch, losses=self.losses, stream=self.stream.state()
         )
