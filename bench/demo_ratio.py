@@ -1,6 +1,6 @@
 """Seconds per step of memfit's plan against what people do by hand, all inside the same budget, in one run.
 
-    python bench/demo_ratio.py [JOB]
+    python bench/demo_ratio.py [JOB] [--turns N]
 
 The job is ``examples/glm_stdlib.toml``. (a) full checkpointing with the largest micro-batch that fits
 the budget; (b) the micro-batch halved until it fits, nothing else. Whether something fits is measured (the
@@ -10,6 +10,7 @@ machine slows all of them. Writes ``bench/results/demo_ratio.json``.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -26,11 +27,10 @@ from memfit.core.units import show_bytes
 from memfit.run.measure import measure_in_child
 
 ROOT = Path(__file__).parent.parent
-TURNS = 3
 
 
-def measured(job: Job, strategies: list[dict[str, Any]], budget: int) -> dict[str, Any]:
-    found = measure_in_child(job, strategies, steps=4, hard_limit_bytes=budget, budget=budget)
+def measured(job: Job, strategies: list[dict[str, Any]], budget: int, steps: int = 4) -> dict[str, Any]:
+    found = measure_in_child(job, strategies, steps=steps, hard_limit_bytes=budget, budget=budget)
     found["fits"] = found["outcome"] == "ran" and found["within_budget"]
     print(f"  {strategies}: {found['outcome']}, process {show_bytes(found['process_bytes'] or 0)}, "
           f"{found['step_seconds'] or 0:.2f} s", flush=True)  # fmt: skip
@@ -42,7 +42,7 @@ def halving(job: Job, extra: list[dict[str, Any]], budget: int) -> list[dict[str
     size = job.task.global_batch
     while True:
         cut = [] if size == job.task.global_batch else [{"name": "micro-batch", "size": size}]
-        if measured(job, [*extra, *cut], budget)["fits"]:
+        if measured(job, [*extra, *cut], budget, steps=3)["fits"]:
             return [*extra, *cut]
         if size == 1:
             return None
@@ -50,7 +50,13 @@ def halving(job: Job, extra: list[dict[str, Any]], budget: int) -> list[dict[str
 
 
 def main() -> int:
-    job = memfit.load_job(sys.argv[1] if len(sys.argv) > 1 else ROOT / "examples/glm_stdlib.toml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", nargs="?", default=ROOT / "examples/glm_stdlib.toml")
+    parser.add_argument("--turns", type=int, default=3, help="measurements of each contender (median)")
+    options = parser.parse_args()
+    job = memfit.load_job(options.job)
     made = memfit.plan(job)
     budget = made.budget_bytes
     print(
@@ -62,7 +68,7 @@ def main() -> int:
         "halving": halving(job, [], budget),
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
-    for _ in range(TURNS):
+    for _ in range(options.turns):
         for name, strategies in contenders.items():
             if strategies is not None:
                 runs[name].append(measured(job, strategies, budget))
