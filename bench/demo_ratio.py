@@ -21,7 +21,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import memfit
+from memfit import api
 from memfit.core.job import Job
 from memfit.core.units import show_bytes
 from memfit.run.measure import measure_in_child
@@ -56,8 +56,8 @@ def main() -> int:
     parser.add_argument("job", nargs="?", default=ROOT / "examples/glm_stdlib.toml")
     parser.add_argument("--turns", type=int, default=3, help="measurements of each contender (median)")
     options = parser.parse_args()
-    job = memfit.load_job(options.job)
-    made = memfit.plan(job)
+    job = api.load_job(options.job)
+    made = api.plan(job)
     budget = made.budget_bytes
     print(
         f"budget {show_bytes(budget)}, plan {list(made.strategies)} (fits: {made.fits}, {made.seconds:.1f} s)"
