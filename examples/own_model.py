@@ -88,7 +88,7 @@ def digits(rows: int, epochs: int) -> Iterator[dict[str, Tensor]]:
 def main() -> None:
     torch.manual_seed(0)
     model, batch, loss_fn = factory()
-    plan = memfit.plan(model=factory, batch=batch, loss=loss_fn, optimizer="adamw", budget="64MiB")
+    plan = memfit.plan(model=factory, batch=batch, loss=loss_fn, optimizer="adamw", budget="512MiB")
     prepared = plan.apply(model)
     for number, rows in enumerate(digits(ROWS, EPOCHS)):
         value = float(prepared.step(rows))

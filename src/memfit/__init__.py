@@ -27,5 +27,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'memfit' has no attribute {name!r}")
     return getattr(importlib.import_module(f"memfit.{_HOMES[name]}"), name)
-
-

@@ -15,7 +15,6 @@ from memfit.core.units import parse_bytes
 
 if TYPE_CHECKING:
     from memfit.run.launch import RunResult
-    from memfit.run.live import LivePlan
 
 JobLike = str | Path | Mapping[str, Any] | Job
 
@@ -50,7 +49,9 @@ def load_job(
     found = msgspec.structs.replace(found, budget=msgspec.structs.replace(found.budget, **changes))
     for name in found.budget.allow:
         if name not in shelf():
-            raise BadInput("input.unknown_name", setting="budget.allow", value=name, choices=", ".join(shelf()))
+            raise BadInput(
+                "input.unknown_name", setting="budget.allow", value=name, choices=", ".join(shelf())
+            )
     if found.task.kind != "train":
         raise BadInput("api.kind", setting="task.kind", value=found.task.kind)
     if found.budget.devices != 1:
@@ -195,8 +196,6 @@ def run(
     from memfit.run.launch import run_planned
 
     return run_planned(job, made, folder=folder, on_progress=on_progress)
-
-
 
 
 def strategy_table() -> list[dict[str, Any]]:

@@ -13,6 +13,12 @@ def command(json: o.Json = False, lang: o.Lang = None) -> None:
 
     mine = this_machine()
     if json:
-        o.print_json({"schema": 1, "devices": [msgspec.to_builtins(d) for d in table()], "this": msgspec.to_builtins(mine)})
+        o.print_json(
+            {
+                "schema": 1,
+                "devices": [msgspec.to_builtins(d) for d in table()],
+                "this": msgspec.to_builtins(mine),
+            }
+        )
     else:
         terminal.show_devices(table(), mine, o.console(False))

@@ -6,7 +6,10 @@ import typer
 
 from memfit.cli import options as o
 
-Folder = Annotated[str | None, typer.Option("--folder", metavar="DIR", help="Run folder (default: runs/NAME); resumes there.")]
+Folder = Annotated[
+    str | None,
+    typer.Option("--folder", metavar="DIR", help="Run folder (default: runs/NAME); resumes there."),
+]
 
 
 def command(
@@ -38,7 +41,12 @@ def command(
     else:
         terminal.show_verdict(result.plan, result.measured, result.verdict, out)
         out.print(say("cli.folder", path=result.folder), highlight=False)
-    page = {"plan": result.plan, "measured": result.measured, "verdict": result.verdict, "losses": list(result.losses)}
+    page = {
+        "plan": result.plan,
+        "measured": result.measured,
+        "verdict": result.verdict,
+        "losses": list(result.losses),
+    }
     for path in (html, f"{result.folder}/report.html"):
         if path:
             pages.write_page(path, budget_bytes=made.budget_bytes, device=target, job_text=write_job(found),
@@ -75,7 +83,9 @@ class Progress:
         if not self.console.is_terminal:  # a log gets one line for every tenth of the run
             every = max(1, event["steps"] // 10)
             if event["step"] % every == 0 or event["step"] in (1, event["steps"]):
-                self.console.print(f"{event['step']}/{event['steps']} {shown}", highlight=False, markup=False, soft_wrap=True)
+                self.console.print(
+                    f"{event['step']}/{event['steps']} {shown}", highlight=False, markup=False, soft_wrap=True
+                )
             return
         if self.task is None:
             self.task = self.bar.add_task(say("cli.running"), total=event["steps"], shown="")

@@ -11,12 +11,24 @@ from typing import Annotated, Any
 import typer
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override the job file (repeatable).")]
-DeviceName = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Target device (see `memfit devices`).")]
-BudgetText = Annotated[str | None, typer.Option("--budget", metavar="24GiB", help="Memory of one device that may be used.")]
-Allow = Annotated[list[str] | None, typer.Option("--allow", metavar="STRATEGY", help="Accept a lossy strategy (repeatable).")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override the job file (repeatable)."),
+]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="Target device (see `memfit devices`).")
+]
+BudgetText = Annotated[
+    str | None, typer.Option("--budget", metavar="24GiB", help="Memory of one device that may be used.")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="STRATEGY", help="Accept a lossy strategy (repeatable)."),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
-Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a self-contained report page.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write a self-contained report page.")
+]
 Lang = Annotated[str | None, typer.Option("--lang", metavar="en|zh", help="Language of what people read.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more on standard error.")]
 
@@ -63,7 +75,11 @@ def prepare_device(job: Any, err: Any) -> tuple[Any, int]:
     from memfit.core.words import say
     from memfit.devices.calibration import is_calibrated
 
-    if job.budget.device in ("auto", "cpu") and not is_calibrated() and not os.environ.get("MEMFIT_NO_CALIBRATION"):
+    if (
+        job.budget.device in ("auto", "cpu")
+        and not is_calibrated()
+        and not os.environ.get("MEMFIT_NO_CALIBRATION")
+    ):
         err.print(say("device.calibrating"), highlight=False)
     return target_of(job)
 

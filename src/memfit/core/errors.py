@@ -1,12 +1,12 @@
 """The error tree. Each error says what happened, where, and what to try, in the user's language.
 
-    MemfitError                exit status
-    ├── BadInput               2   a job file, option, model or data that cannot be used as given
-    │   ├── MissingExtra       2   an optional package that is not installed
-    │   └── DoesNotFit         1   nothing meets the budget; carries the nearest plan
-    ├── CannotSimulate         2   the step does something that has no value without data
-    ├── RunFailed              3   the real run stopped: out of memory, NaN, disk full
-    └── Interrupted            130 the user stopped it; state is saved
+MemfitError                exit status
+├── BadInput               2   a job file, option, model or data that cannot be used as given
+│   ├── MissingExtra       2   an optional package that is not installed
+│   └── DoesNotFit         1   nothing meets the budget; carries the nearest plan
+├── CannotSimulate         2   the step does something that has no value without data
+├── RunFailed              3   the real run stopped: out of memory, NaN, disk full
+└── Interrupted            130 the user stopped it; state is saved
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ from memfit.core.units import parse_bytes
 Dtype = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["auto", "eager", "sdpa", "flash-2"]
 Kind = Literal["train", "infer", "load"]
-Head = Literal["causal-lm", "masked-lm", "sequence-classification", "image-classification", "seq2seq", "vision-language"]
+Head = Literal[
+    "causal-lm", "masked-lm", "sequence-classification", "image-classification", "seq2seq", "vision-language"
+]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -189,7 +191,7 @@ def _check_keys(table: dict[str, Any], file: str | None) -> None:
             continue
         if not isinstance(content, dict):
             raise BadInput("input.not_a_table", file=file, setting=section, value=content)
-        valid = [f for f in _SECTIONS[section].__struct_fields__]
+        valid = list(_SECTIONS[section].__struct_fields__)
         for key in content:
             if key not in valid:
                 refuse(f"{section}.{key}", key, valid)
@@ -203,7 +205,13 @@ def _explain(error: msgspec.ValidationError, table: dict[str, Any], file: str | 
     setting = match[1] if match else ""
     value: Any = table
     for part in re.findall(r"\w+", setting):
-        value = value[int(part)] if isinstance(value, list | tuple) else value.get(part) if isinstance(value, dict) else None
+        value = (
+            value[int(part)]
+            if isinstance(value, list | tuple)
+            else value.get(part)
+            if isinstance(value, dict)
+            else None
+        )
     section, _, key = setting.partition(".")
     choices = ""
     if section in _SECTIONS and key in _SECTIONS[section].__struct_fields__:
@@ -229,7 +237,9 @@ def _check_ranges(job: Job, file: str | None) -> None:
             if value is not None and value < 1:
                 raise BadInput("input.positive", file=file, setting=f"{section}.{key}", value=value)
     if job.task.learning_rate <= 0:
-        raise BadInput("input.positive", file=file, setting="task.learning_rate", value=job.task.learning_rate)
+        raise BadInput(
+            "input.positive", file=file, setting="task.learning_rate", value=job.task.learning_rate
+        )
     if not 0 <= job.budget.margin < 0.9:
         raise BadInput("input.margin", file=file, setting="budget.margin", value=job.budget.margin)
     if job.task.micro_batch is not None and job.task.micro_batch > job.task.global_batch:
@@ -263,5 +273,9 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{msgspec.json.encode(k).decode()} = {_toml(v)}" for k, v in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{msgspec.json.encode(k).decode()} = {_toml(v)}" for k, v in value.items())
+            + " }"
+        )
     raise TypeError(f"{value!r} has no TOML form")

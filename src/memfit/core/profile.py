@@ -129,7 +129,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """The estimate's JSON object (see the contract), judged against a budget for the whole process."""
         phases: dict[str, dict[str, Any]] = {}
         for p in self.phases:
-            seen = phases.setdefault(p.name, {"name": p.name, "peak_bytes": 0, "end_bytes": 0, "seconds": 0.0})
+            seen = phases.setdefault(
+                p.name, {"name": p.name, "peak_bytes": 0, "end_bytes": 0, "seconds": 0.0}
+            )
             seen["peak_bytes"] = max(seen["peak_bytes"], p.peak_bytes)
             seen["end_bytes"] = p.end_bytes
             seen["seconds"] += p.seconds

@@ -68,7 +68,11 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def options(self) -> dict[str, Any]:
         """As they stand in a job file, defaults left out."""
-        defaults = {f: getattr(type(self)(), f, None) for f in self.__struct_fields__} if self._has_defaults() else {}
+        defaults = (
+            {f: getattr(type(self)(), f, None) for f in self.__struct_fields__}
+            if self._has_defaults()
+            else {}
+        )
         return {f: msgspec.to_builtins(getattr(self, f)) for f in self.__struct_fields__
                 if f not in defaults or getattr(self, f) != defaults[f]}  # fmt: skip
 

@@ -38,12 +38,21 @@ def seconds_of(work: Callable[[], object], least: float = _LEAST_SECONDS) -> flo
 
 
 def context_bytes() -> int:
-    """Anonymous memory after importing what a run imports, before its first tensor."""
-    import torch  # noqa: F401
+    """Anonymous memory of a process that has imported what a run imports and made one small training step: kernels
+    and the optimizer bring in modules, buffers and threads at their first use. The step's own tensors are gone."""
+    import torch
 
     # Without the hf extra a run does not import it either.
     with contextlib.suppress(ImportError):
-        from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401
+        import transformers.modeling_utils  # noqa: F401
+    layer = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 64)
+    )
+    optimizer = torch.optim.AdamW(layer.parameters())
+    for _ in range(2):
+        layer(torch.randn(256, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return limits.process_status().get("RssAnon", 0)
 
 

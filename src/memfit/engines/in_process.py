@@ -116,7 +116,11 @@ def prepare(step: Step, world: World) -> Prepared:
     if not parameters:
         raise BadInput("engine.nothing_trains", setting="model")
     recipe = step.optimizer
-    if not world.target.is_cpu and recipe.name in _FOREACH_ON_GPUS and not {"fused", "foreach"} & recipe.options.keys():
+    if (
+        not world.target.is_cpu
+        and recipe.name in _FOREACH_ON_GPUS
+        and not {"fused", "foreach"} & recipe.options.keys()
+    ):
         # What torch.optim chooses by itself on a GPU (`_default_to_fused_or_foreach`); a simulated one is no GPU to it.
         recipe = OptimizerRecipe(recipe.name, {**recipe.options, "foreach": True})
     optimizer = make_optimizer(recipe, parameters)

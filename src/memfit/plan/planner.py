@@ -74,8 +74,12 @@ def frontier(simulations: Simulations) -> tuple[Point, ...]:
     """Combinations that no other simulated one beats in both process peak and seconds, the smallest first."""
     points = sorted(
         (
-            Point(peak_bytes=p.peak_bytes, process_bytes=p.process_bytes, step_seconds=p.step_seconds,
-                  strategies=tuple(s.entry() for s in entries))  # fmt: skip
+            Point(
+                peak_bytes=p.peak_bytes,
+                process_bytes=p.process_bytes,
+                step_seconds=p.step_seconds,
+                strategies=tuple(s.entry() for s in entries),
+            )  # fmt: skip
             for entries, p in simulations.known()
         ),
         key=lambda point: (point.process_bytes, point.step_seconds),

@@ -46,8 +46,12 @@ def choices(simulations: Simulations, entries: Entries, fixed: Entries) -> tuple
             why = "plan.why_pays"
         found.append(
             Choice(
-                name=strategy.name, options=strategy.options(), fidelity=strategy.fidelity, saves_bytes=saves,
-                costs_seconds=costs, fixed=strategy in fixed,
+                name=strategy.name,
+                options=strategy.options(),
+                fidelity=strategy.fidelity,
+                saves_bytes=saves,
+                costs_seconds=costs,
+                fixed=strategy in fixed,
                 why=say(why, title=title(strategy.name), saves=max(saves, 0), costs=abs(costs)),
             )  # fmt: skip
         )
@@ -67,7 +71,11 @@ def rejected(
         missing = kind.needs - situation.capabilities
         options = list(kind.worth_trying(situation))
         if missing:
-            found.append(Rejected(name=kind.name, options={}, why=say("plan.not_needs", missing=", ".join(sorted(missing)))))
+            found.append(
+                Rejected(
+                    name=kind.name, options={}, why=say("plan.not_needs", missing=", ".join(sorted(missing)))
+                )
+            )
         elif not options:
             found.append(Rejected(name=kind.name, options={}, why=say("plan.not_offered")))
         else:
@@ -75,7 +83,9 @@ def rejected(
     return tuple(found)
 
 
-def _added(simulations: Simulations, entries: Entries, profile: Profile, option: Strategy, allow: Sequence[str]) -> Rejected:
+def _added(
+    simulations: Simulations, entries: Entries, profile: Profile, option: Strategy, allow: Sequence[str]
+) -> Rejected:
     added = simulations.profile((*entries, option))
     figures: dict[str, Any] = {}
     if added is None:
@@ -111,7 +121,9 @@ def needs(
     missing = best.profile.process_bytes - simulations.limit_bytes
     found.append(say("plan.more_memory", needed=budget_bytes + missing, missing=missing))
     if best.profile.process_bytes - best.profile.reserved_bytes > simulations.limit_bytes:
-        found.append(say("plan.context_alone", context=best.profile.process_bytes - best.profile.reserved_bytes))
+        found.append(
+            say("plan.context_alone", context=best.profile.process_bytes - best.profile.reserved_bytes)
+        )
     return tuple(found)
 
 
@@ -122,8 +134,9 @@ def questions(
     rows: list[Question] = []
 
     def ask(depth: int, key: str, answer: str, **figures: Any) -> None:
-        rows.append(Question(asked=say(f"question.{key}"), answer=say(f"answer.{answer}", **figures), depth=depth,
-                             figures={k: v for k, v in figures.items() if isinstance(v, int | float)}))  # fmt: skip
+        rows.append(
+            Question(asked=say(f"question.{key}"), answer=say(f"answer.{answer}", **figures), depth=depth)
+        )
 
     over = baseline.process_bytes - simulations.limit_bytes
     ask(0, "fits", "fits" if over <= 0 else "over", needed=baseline.process_bytes, budget=budget_bytes, over=max(over, 0),

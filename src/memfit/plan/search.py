@@ -32,7 +32,9 @@ class Best:
     profile: Profile
 
 
-def axes_for(situation: Situation, kinds: Sequence[type[Strategy]], fixed: Entries, lossy: bool, allow: Sequence[str]) -> list[Axis]:
+def axes_for(
+    situation: Situation, kinds: Sequence[type[Strategy]], fixed: Entries, lossy: bool, allow: Sequence[str]
+) -> list[Axis]:
     """The axes open to a job: what it fixed itself is closed, lossy ones need permission (and ``lossy``)."""
     taken = {s.name for s in fixed}
     axes: list[Axis] = []
@@ -53,7 +55,9 @@ class Search:
         deadline_seconds: when the search stops improving what it has; it always ends with a simulated plan.
     """
 
-    def __init__(self, simulations: Simulations, axes: list[Axis], fixed: Entries, deadline_seconds: float) -> None:
+    def __init__(
+        self, simulations: Simulations, axes: list[Axis], fixed: Entries, deadline_seconds: float
+    ) -> None:
         self.simulations, self.axes, self.fixed, self.deadline = simulations, axes, fixed, deadline_seconds
         self.best: Best | None = None
         self.smallest: Best | None = None
@@ -74,7 +78,9 @@ class Search:
             return None
         if self.smallest is None or profile.process_bytes < self.smallest.profile.process_bytes:
             self.smallest = Best(entries, profile)
-        if self.simulations.fits(profile) and (self.best is None or profile.step_seconds < self.best.profile.step_seconds):
+        if self.simulations.fits(profile) and (
+            self.best is None or profile.step_seconds < self.best.profile.step_seconds
+        ):
             self.best = Best(entries, profile)
         return profile
 
@@ -85,7 +91,9 @@ class Search:
     def _free(self, base: Entries) -> tuple[Entries, list[Axis]]:
         """Takes every setting that needs no time (or less), the best of its axis."""
         rest: list[Axis] = []
-        self.simulations.prefetch((*base, c) for axis in self.axes if len(axis.choices) <= 2 for c in axis.choices)
+        self.simulations.prefetch(
+            (*base, c) for axis in self.axes if len(axis.choices) <= 2 for c in axis.choices
+        )
         for axis in self.axes:
             now = self._see(base)
             assert now is not None
@@ -128,7 +136,9 @@ class Search:
                 if self.best is not None:
                     return
             profile = self._see((*base, choice))
-            if profile is None or (self.best is not None and profile.step_seconds >= self.best.profile.step_seconds):
+            if profile is None or (
+                self.best is not None and profile.step_seconds >= self.best.profile.step_seconds
+            ):
                 continue  # what comes on top costs more
             self._ladder((*base, choice), axes[1:])
 

@@ -28,8 +28,15 @@ class Simulations:
         on_simulated: called with the number of simulations after each.
     """
 
-    def __init__(self, build: Any, device: Device, limit_bytes: int, on_simulated: Callable[[int], None] | None = None) -> None:
-        self.build, self.device, self.limit_bytes, self.on_simulated = build, device, limit_bytes, on_simulated
+    def __init__(
+        self, build: Any, device: Device, limit_bytes: int, on_simulated: Callable[[int], None] | None = None
+    ) -> None:
+        self.build, self.device, self.limit_bytes, self.on_simulated = (
+            build,
+            device,
+            limit_bytes,
+            on_simulated,
+        )
         self.profiles: dict[str, tuple[Entries, Profile | None]] = {}
         self.started = time.perf_counter()
 

@@ -15,7 +15,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 LARGEST_SHADOW = 2**22  # elements; beyond it shadows would cost more than the simulation
-_CHOOSERS = {aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default, aten.argsort.default}
+_CHOOSERS = {
+    aten.topk.default,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.argmax.default,
+    aten.argsort.default,
+}
 _WHOLE = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 _SCALARS = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default}
 
@@ -49,7 +55,9 @@ class Shadows:
         if func in MISSING:
             return MISSING[func](args, kwargs)
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
-            with _disable_current_modes():  # GradScaler asks whether a gradient overflowed: no, the step is taken
+            with (
+                _disable_current_modes()
+            ):  # GradScaler asks whether a gradient overflowed: no, the step is taken
                 self.keep(args[1], torch.zeros(args[1].shape))
         if func in (aten.nonzero.default, aten.masked_select.default, aten.unique_consecutive.default) or (
             func is aten.index.Tensor and any(t is not None and t.dtype == torch.bool for t in args[1])
@@ -114,11 +122,6 @@ class Shadows:
             for fake in wanted:
                 self.keep(fake, self._balanced(func, args, fake))
             self.assumptions.add("assumption.balanced")
-        elif all(o.dtype == torch.bool for o in wanted):
-            for fake in wanted:  # a comparison of computed numbers: as if it always held
-                with _disable_current_modes():
-                    self.keep(fake, torch.ones(fake.shape, dtype=torch.bool))
-            self.assumptions.add("assumption.comparison")
 
     @staticmethod
     def _balanced(func: Any, args: Any, fake: torch.Tensor) -> torch.Tensor:
@@ -138,8 +141,8 @@ class Shadows:
                     if given is None:
                         places.append(None)
                     elif given.dtype == torch.bool:
-                        real = mask if mask is not None else torch.ones(given.shape, dtype=torch.bool)
-                        places.extend(real.nonzero().unbind(1))
+                        chosen = mask if mask is not None else torch.ones(given.shape, dtype=torch.bool)
+                        places.extend(chosen.nonzero().unbind(1))
                     else:
                         places.append(given)
             return func(args[0], places)

@@ -69,8 +69,11 @@ def make_fake(model: torch.nn.Module, world: SimulatedWorld) -> None:
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in memo:
             detached = tensor.detach()
+            new: torch.Tensor
             if detached.device.type == "meta":
-                new = world.mode.fake_tensor_converter.from_meta_and_device(world.mode, detached, world.device)
+                new = world.mode.fake_tensor_converter.from_meta_and_device(
+                    world.mode, detached, world.device
+                )
             else:
                 new = world.mode.from_tensor(detached)
             if isinstance(tensor, torch.nn.Parameter):

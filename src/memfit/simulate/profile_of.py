@@ -7,7 +7,6 @@ from memfit.core.profile import Allocation, PeakAt, Phase, Profile
 from memfit.devices.allocators import allocator_for
 from memfit.simulate.trace import ALLOC, FREE, Trace
 
-
 UNLIMITED = 1 << 60  # a profile says what is needed; whether it fits is asked of the budget afterwards
 
 

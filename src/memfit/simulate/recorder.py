@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,17 @@ class Record:
 
     __slots__ = ("born_grad", "died_backward", "kind", "number", "op", "path", "phase", "place", "size")
 
-    def __init__(self, number: int, size: int, path: str, op: str, phase: str, place: str, grad: bool) -> None:
-        self.number, self.size, self.path, self.op, self.phase, self.place = number, size, path, op, phase, place
+    def __init__(
+        self, number: int, size: int, path: str, op: str, phase: str, place: str, grad: bool
+    ) -> None:
+        self.number, self.size, self.path, self.op, self.phase, self.place = (
+            number,
+            size,
+            path,
+            op,
+            phase,
+            place,
+        )
         self.kind = ""
         self.born_grad = grad
         self.died_backward = False
@@ -163,13 +173,14 @@ class Recorder(TorchDispatchMode):
         size = storage.nbytes()
         device = getattr(tensor, "fake_device", None) or tensor.device
         place = "device" if device.type == self.device_type else "host"
-        record = Record(
-            len(self.records), size, path, op, self.phase_name, place, torch.is_grad_enabled()
-        )
+        record = Record(len(self.records), size, path, op, self.phase_name, place, torch.is_grad_enabled())
         self.records.append(record)
         self.events.append((ALLOC, record.number, path))
-        self._live[key] = (record, weakref.ref(storage, lambda _, key=key: self._free(key)))
+        self._live[key] = (record, weakref.ref(storage, partial(self._dead, key)))
         return record
+
+    def _dead(self, key: int, _: Any) -> None:
+        self._free(key)
 
     def _free(self, key: int) -> None:
         entry = self._live.pop(key, None)
@@ -185,14 +196,14 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:  # asked thousands of times; a fake tensor knows without dispatch
+        if (
+            func is torch.ops.prim.device.default
+        ):  # asked thousands of times; a fake tensor knows without dispatch
             return getattr(args[0], "fake_device", None) or func(*args, **kwargs)
-        out = NotImplemented
-        if self.intercept is not None:
-            out = self.intercept(func, args, kwargs)
+        taken = (in_place_instead(func, args) if self.phase_name == "backward" else None) or func
+        out = NotImplemented if self.intercept is None else self.intercept(taken, args, kwargs)
         if out is NotImplemented:
-            other = in_place_instead(func, args) if self.phase_name == "backward" else None
-            out = (other or func)(*args, **kwargs)
+            out = taken(*args, **kwargs)
         if isinstance(out, torch.Tensor):
             if out.untyped_storage()._cdata not in self._live:
                 self._see(out, self.path() or self._owner(args), func.__name__)

@@ -16,7 +16,12 @@ from torch.utils.flop_counter import flop_registry
 from memfit.core.device import Device
 
 aten = torch.ops.aten
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float32"}
+_DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float64: "float32",
+}
 #: Share of a peak that an operator class reaches where nothing has been measured.
 ASSUMED = {
     "matmul": 0.7, "bmm": 0.5, "attention": 0.5, "conv": 0.5, "elementwise": 0.8, "reduction": 0.7,
@@ -66,7 +71,11 @@ def roofline(device: Device) -> Callable[..., float]:
             moved / device.bandwidth)  # fmt: skip
         if flops_of is not None:
             flops = flops_of(*args, **kwargs, out_val=out)
-            peak = device.flops_for(_DTYPES.get(dtype, "float32")) if dtype is not None else device.flops["float32"]
+            peak = (
+                device.flops_for(_DTYPES.get(dtype, "float32"))
+                if dtype is not None
+                else device.flops["float32"]
+            )
             seconds = max(seconds, flops / (peak * share[kind if kind in _ARITHMETIC else "matmul"]))
         return seconds + device.overhead_seconds
 

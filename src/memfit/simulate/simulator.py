@@ -30,7 +30,9 @@ class _NeedsFullDepth(Exception):
     """Repeated blocks turned out not to be alike."""
 
 
-def simulate(build: Build, strategies: Iterable[Strategy], device: Device, *, full_depth: bool = False) -> Profile:
+def simulate(
+    build: Build, strategies: Iterable[Strategy], device: Device, *, full_depth: bool = False
+) -> Profile:
     """Predicts one warm optimizer step (state exists) of a job under a combination of strategies.
 
     Args:
@@ -58,7 +60,9 @@ def _explain(error: BaseException) -> CannotSimulate:
               if "/torch/" not in f.filename and "/memfit/" not in f.filename]  # fmt: skip
     where = f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].line}" if frames else "-"
     lines = str(error).strip().splitlines()
-    return CannotSimulate("simulate.failed", reason=f"{type(error).__name__}: {lines[0] if lines else ''}", where=where)
+    return CannotSimulate(
+        "simulate.failed", reason=f"{type(error).__name__}: {lines[0] if lines else ''}", where=where
+    )
 
 
 def _simulate(build: Build, strategies: tuple[Strategy, ...], device: Device, full_depth: bool) -> Profile:
@@ -71,7 +75,9 @@ def _simulate(build: Build, strategies: tuple[Strategy, ...], device: Device, fu
         make_fake(step.model, world)
         prepared = prepare(step, world)
         recorder = Recorder(step.model, block_paths(step.model), world.device, roofline(device), shadows)
-        trace, weights = record_step(prepared, world, recorder, [fake_batch(b, world, shadows.keep) for b in batches])
+        trace, weights = record_step(
+            prepared, world, recorder, [fake_batch(b, world, shadows.keep) for b in batches]
+        )
         trace.storages, trace.events = _with_workspaces(trace, world, weights)
     for run in runs:
         longer = expand(trace, run)
@@ -174,7 +180,9 @@ def trace_of(recorder: Recorder) -> Trace:
     return Trace(storages, list(recorder.events), dict(recorder.seconds))
 
 
-def _with_workspaces(trace: Trace, world: SimulatedWorld, weights: dict[int, float]) -> tuple[list[Storage], list]:
+def _with_workspaces(
+    trace: Trace, world: SimulatedWorld, weights: dict[int, float]
+) -> tuple[list[Storage], list]:
     """Library workspaces are there from the first step on: they stand at the beginning."""
     sizes = world.dialect.workspaces(training=True)
     storages = [*trace.storages, *(Storage(s, "workspace", "device", "", "workspace", "load") for s in sizes)]

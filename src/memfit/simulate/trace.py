@@ -8,7 +8,7 @@ None and the caller records the full depth: the short way is either equal to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 ALLOC, FREE, PHASE = 0, 1, 2
@@ -104,12 +104,16 @@ def _attributed(trace: Trace, run: Run) -> list[tuple[int | None, bool]]:
         found.append((unit, elsewhere and unit is not None))
         phases.append(phase)
     return [
-        (None, False) if by_storage and unit not in (1, 2) and phases[n] not in inner_phases else (unit, by_storage)
+        (None, False)
+        if by_storage and unit not in (1, 2) and phases[n] not in inner_phases
+        else (unit, by_storage)
         for n, (unit, by_storage) in enumerate(found)
     ]
 
 
-def _segments(trace: Trace, run: Run) -> tuple[list[tuple[int | None, int, int]], dict[int, tuple[int, int, int]]]:
+def _segments(
+    trace: Trace, run: Run
+) -> tuple[list[tuple[int | None, int, int]], dict[int, tuple[int, int, int]]]:
     """Maximal stretches of one unit: (unit, start, stop); and for each storage born inside a unit its place:
     (unit, how many stretches of that unit came before, position within the stretch)."""
     segments: list[tuple[int | None, int, int]] = []
@@ -133,7 +137,9 @@ def _segments(trace: Trace, run: Run) -> tuple[list[tuple[int | None, int, int]]
     return segments, place_of
 
 
-def _relative(trace: Trace, run: Run, place_of: dict[int, tuple[int, int, int]], unit: int, start: int, stop: int) -> list[tuple]:
+def _relative(
+    trace: Trace, run: Run, place_of: dict[int, tuple[int, int, int]], unit: int, start: int, stop: int
+) -> list[tuple]:
     """A stretch in terms that are equal for equal units."""
     rows: list[tuple] = []
     for kind, number, _ in trace.events[start:stop]:
@@ -142,7 +148,9 @@ def _relative(trace: Trace, run: Run, place_of: dict[int, tuple[int, int, int]],
             rows.append((ALLOC, storage.size, storage.kind, storage.place, storage.op))
         else:
             place = place_of.get(number)  # type: ignore[arg-type]
-            rows.append((FREE, storage.size, number) if place is None else (FREE, place[0] - unit, *place[1:]))
+            rows.append(
+                (FREE, storage.size, number) if place is None else (FREE, place[0] - unit, *place[1:])
+            )
     return rows
 
 
@@ -170,7 +178,10 @@ def _inner_units_agree(
             kind, number, _ = trace.events[index]
             if kind == FREE and number in born:
                 home = born[number][0]  # type: ignore[index]
-                freed_in[number] = (None if unit is None else unit - home, index - start if unit is not None else -1)  # type: ignore[index]
+                freed_in[number] = (
+                    None if unit is None else unit - home,
+                    index - start if unit is not None else -1,
+                )  # type: ignore[index]
     for number, place in sorted(born.items(), key=lambda item: item[1]):
         fates[place[0]].append((place[1:], freed_in.get(number)))
     return fates[pair[0]] == fates[pair[1]]
@@ -202,7 +213,7 @@ class _Writer:
                 continue
             visit = seen[unit]
             seen[unit] += 1
-            copies: Iterator[int] | list[int]
+            copies: Iterable[int]
             if unit == 1:
                 ascending = starts[0, visit] < starts[2, visit]
                 copies = range(1, 2 + self.extra) if ascending else range(1 + self.extra, 0, -1)
@@ -216,7 +227,9 @@ class _Writer:
 
     def _new(self, number: int, delta: int) -> int:
         old = self.trace.storages[number]
-        self.out.storages.append(Storage(old.size, old.kind, old.place, self._moved(old.path, delta), old.op, old.phase))
+        self.out.storages.append(
+            Storage(old.size, old.kind, old.place, self._moved(old.path, delta), old.op, old.phase)
+        )
         return len(self.out.storages) - 1
 
     def _moved(self, path: str, delta: int) -> str:

@@ -60,10 +60,14 @@ def apply_all(strategies: Iterable[Strategy], step: Step, world: World) -> Step:
     for strategy in in_order(strategies):
         missing = strategy.needs - step.capabilities
         if missing:
-            raise BadInput("strategy.needs", setting=f"strategy.{strategy.name}", missing=", ".join(sorted(missing)))
+            raise BadInput(
+                "strategy.needs", setting=f"strategy.{strategy.name}", missing=", ".join(sorted(missing))
+            )
         clash = strategy.excludes & step.capabilities
         if clash:
-            raise BadInput("strategy.excludes", setting=f"strategy.{strategy.name}", clash=", ".join(sorted(clash)))
+            raise BadInput(
+                "strategy.excludes", setting=f"strategy.{strategy.name}", clash=", ".join(sorted(clash))
+            )
         step = strategy.apply(step, world)
         step = replace(step, capabilities=step.capabilities | strategy.gives,
                        applied=(*step.applied, strategy.entry()))  # fmt: skip

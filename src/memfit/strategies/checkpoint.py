@@ -62,7 +62,9 @@ class Checkpoint(Strategy, frozen=True, forbid_unknown_fields=True, kw_only=True
         chosen = tuple(range(self.blocks)) if isinstance(self.blocks, int) else self.blocks
         bad = [b for b in chosen if not 0 <= b < count]
         if bad or not chosen:
-            raise BadInput("checkpoint.range", setting="strategy.checkpoint.blocks", value=self.blocks, count=count)
+            raise BadInput(
+                "checkpoint.range", setting="strategy.checkpoint.blocks", value=self.blocks, count=count
+            )
         return chosen
 
 

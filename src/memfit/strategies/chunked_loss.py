@@ -98,7 +98,9 @@ def _function() -> Any:
                         continue
                     grad = logits.exp_()  # softmax in place: the logits' own memory becomes their gradient
                     valid = own != -100
-                    grad.scatter_add_(1, own.clamp(min=0).unsqueeze(1), grad.new_full((own.shape[0], 1), -1.0))
+                    grad.scatter_add_(
+                        1, own.clamp(min=0).unsqueeze(1), grad.new_full((own.shape[0], 1), -1.0)
+                    )
                     grad.mul_((valid / count).unsqueeze(1))
                     del logits
                     if grad_bias is not None:

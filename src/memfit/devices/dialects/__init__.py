@@ -52,7 +52,8 @@ def spoken(dialect: Dialect) -> Iterator[None]:
             query, key, value = (t.to(dtype) for t in (query, key, value))
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
-        return dialect.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        with torch.autocast("cpu", enabled=False):  # the cast is made: what runs inside is below autocast
+            return dialect.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return dialect.dropout(input, p, training, inplace)

@@ -25,14 +25,23 @@ def repeat_groups(key: Any, value: Any, heads: int) -> tuple[Any, Any]:
     """Grouped-query heads made as many as the query's (copies, as the library does where a kernel cannot)."""
     if key.size(-3) == heads:
         return key, value
-    return key.repeat_interleave(heads // key.size(-3), -3), value.repeat_interleave(heads // value.size(-3), -3)
+    return key.repeat_interleave(heads // key.size(-3), -3), value.repeat_interleave(
+        heads // value.size(-3), -3
+    )
 
 
 def math_attention(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool,
                    scale: float | None, enable_gqa: bool) -> Any:  # fmt: skip
     """The composite road: scores, softmax and dropout as ordinary operators."""
     out = aten._scaled_dot_product_attention_math(
-        query, key, value, float_mask(mask, query.dtype), dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        query,
+        key,
+        value,
+        float_mask(mask, query.dtype),
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
     )
     return out[0]
 

@@ -24,7 +24,9 @@ class CpuDialect:
         )[0]
 
     @staticmethod
-    def _flash(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, causal: bool, gqa: bool) -> bool:
+    def _flash(
+        query: Any, key: Any, value: Any, mask: Any, dropout_p: float, causal: bool, gqa: bool
+    ) -> bool:
         """Asks the local PyTorch, with real tensors of the same shape and strides whose pages are never touched."""
 
         def like(t: Any) -> Any:

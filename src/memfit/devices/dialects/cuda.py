@@ -44,7 +44,9 @@ class CudaDialect:
             mask = float_mask(attn_mask, query.dtype)
             if mask is not None:
                 mask = mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-            saves = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+            saves = torch.is_grad_enabled() and (
+                query.requires_grad or key.requires_grad or value.requires_grad
+            )
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, mask, saves, dropout_p, is_causal, scale=scale
             )[0]

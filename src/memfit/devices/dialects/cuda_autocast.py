@@ -16,25 +16,117 @@ from typing import Any
 
 import torch
 
-LOWER = (
-    "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
-    "conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm "
-    "baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell "
-    "rnn_tanh_cell rnn_relu_cell scaled_dot_product_attention"
-).split()
-FLOAT32 = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
-    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm frobenius_norm.dim nuclear_norm "
-    "cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div "
-    "l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss "
-    "triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp "
-    "upsample_nearest1d upsample_bilinear2d upsample_bicubic2d"
-).split()
-FLOAT32_BY_DTYPE = (
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm sum "
-    "sum.dim_IntList"
-).split()
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack".split()
+LOWER = [
+    "_convolution.deprecated",
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "einsum",
+    "mm",
+    "mv",
+    "linalg_vecdot",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "scaled_dot_product_attention",
+]
+FLOAT32 = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "group_norm",
+    "frobenius_norm.dim",
+    "nuclear_norm",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "pdist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+    "upsample_nearest1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+]
+FLOAT32_BY_DTYPE = [
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "linalg_matrix_norm",
+    "sum",
+    "sum.dim_IntList",
+]
+PROMOTE = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+    "cat",
+    "stack",
+]
 
 _state: dict[str, Any] = {"depth": 0, "cache": {}}
 
@@ -83,7 +175,9 @@ def _kernel(overload: Any, policy: str, *args: Any, **kwargs: Any) -> Any:
         elif policy == "promote":
             cast = functools.partial(_cast, _widest(args))
         elif policy == "dtype":
-            if kwargs.get("dtype") is None and any(isinstance(a, torch.Tensor) and _eligible(a) for a in args):
+            if kwargs.get("dtype") is None and any(
+                isinstance(a, torch.Tensor) and _eligible(a) for a in args
+            ):
                 if any(a.name == "dtype" for a in overload._schema.arguments):
                     kwargs["dtype"] = torch.float32
             return overload(*args, **kwargs)
@@ -106,11 +200,21 @@ def cuda_autocast(dtype: torch.dtype) -> Iterator[None]:
         library = torch.library.Library("aten", "IMPL", "AutocastCPU")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for policy, names in (("lower", LOWER), ("float32", FLOAT32), ("dtype", FLOAT32_BY_DTYPE), ("promote", PROMOTE)):
+            for policy, names in (
+                ("lower", LOWER),
+                ("float32", FLOAT32),
+                ("dtype", FLOAT32_BY_DTYPE),
+                ("promote", PROMOTE),
+            ):
                 for name in names:
                     overload = _overload(name)
                     if overload is not None:
-                        library.impl(name, functools.partial(_kernel, overload, policy), "AutocastCPU", allow_override=True)
+                        library.impl(
+                            name,
+                            functools.partial(_kernel, overload, policy),
+                            "AutocastCPU",
+                            allow_override=True,
+                        )
     _state["depth"] += 1
     try:
         with torch.autocast("cpu", dtype=dtype):
