@@ -175,11 +175,11 @@ def _kernel(overload: Any, policy: str, *args: Any, **kwargs: Any) -> Any:
         elif policy == "promote":
             cast = functools.partial(_cast, _widest(args))
         elif policy == "dtype":
-            if kwargs.get("dtype") is None and any(
-                isinstance(a, torch.Tensor) and _eligible(a) for a in args
-            ):
-                if any(a.name == "dtype" for a in overload._schema.arguments):
-                    kwargs["dtype"] = torch.float32
+            places = [a.name for a in overload._schema.arguments]
+            given = len(args) > places.index("dtype") if "dtype" in places else True
+            floats = any(isinstance(a, torch.Tensor) and _eligible(a) for a in args)
+            if not given and kwargs.get("dtype") is None and floats:
+                kwargs["dtype"] = torch.float32
             return overload(*args, **kwargs)
         else:
             cast = functools.partial(_cast, torch.float32)
