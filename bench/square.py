@@ -77,7 +77,7 @@ def measure(model: str, plan: list[dict[str, Any]]) -> dict[str, Any]:
     started = time.perf_counter()
     table, task = MODELS[model]
     job = make_job({"model": table, "task": task, "budget": {"device": "cpu"}})
-    row: dict[str, Any] = {"model": model, "plan": plan}
+    row: dict[str, Any] = {"model": model, "plan": plan, "strategies": label(plan)}
     try:
         predicted = simulate(
             lambda w: build_step(job, w), [read_strategy(s) for s in plan], get_device("cpu")
@@ -87,8 +87,8 @@ def measure(model: str, plan: list[dict[str, Any]]) -> dict[str, Any]:
     ) as error:  # a row that cannot be predicted is a row that missed, not the end of the bench
         return {**row, "outcome": f"not predicted: {error}", "seconds": time.perf_counter() - started}
     found = measure_in_child(job, plan, steps=3)
-    row |= {"outcome": found["outcome"], "predicted_peak": predicted.peak_bytes, "measured_peak": found["peak_bytes"],
-            "predicted_process": predicted.process_bytes, "measured_process": found["process_bytes"],
+    row |= {"outcome": found["outcome"], "predicted_peak_bytes": predicted.peak_bytes, "measured_peak_bytes": found["peak_bytes"],
+            "predicted_process_bytes": predicted.process_bytes, "measured_process_bytes": found["process_bytes"],
             "reserved": predicted.reserved_bytes, "start_bytes": found["start_bytes"],
             "predicted_at": predicted.peak_at.op, "measured_at": (found["peak_at"] or {}).get("op"),
             "step_seconds": found["step_seconds"]}  # fmt: skip

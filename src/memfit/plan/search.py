@@ -89,32 +89,29 @@ class Search:
         return self.simulations.seconds > self.deadline
 
     def _free(self, base: Entries) -> tuple[Entries, list[Axis]]:
-        """Takes every setting that needs no time (or less), the best of its axis."""
-        rest: list[Axis] = []
-        self.simulations.prefetch(
-            (*base, c) for axis in self.axes if len(axis.choices) <= 2 for c in axis.choices
-        )
-        for axis in self.axes:
-            now = self._see(base)
-            assert now is not None
-            if len(axis.choices) > 2:
-                rest.append(axis)
-                continue
-            taken: tuple[Entries, Profile] | None = None
+        """Takes the best setting of each short axis that needs no time (or less), all of them together."""
+        rest = [axis for axis in self.axes if len(axis.choices) > 2]
+        short = [axis for axis in self.axes if len(axis.choices) <= 2]
+        self.simulations.prefetch((*base, choice) for axis in short for choice in axis.choices)
+        now = self._see(base)
+        assert now is not None
+        taken = base
+        for axis in short:
+            free: list[tuple[int, float, Strategy]] = []
             for choice in axis.choices:
                 profile = self._see((*base, choice))
-                if profile is None or profile.step_seconds > now.step_seconds * FREE:
-                    continue
-                if profile.peak_bytes <= now.peak_bytes and (
-                    taken is None or (profile.peak_bytes, profile.step_seconds) < (taken[1].peak_bytes, taken[1].step_seconds)
-                ):  # fmt: skip
-                    taken = ((*base, choice), profile)
-            if taken is not None:
-                base = taken[0]
+                if (
+                    profile is not None
+                    and profile.peak_bytes <= now.peak_bytes
+                    and (profile.step_seconds <= now.step_seconds * FREE)
+                ):
+                    free.append((profile.peak_bytes, profile.step_seconds, choice))
+            if free:
+                taken = (*taken, min(free, key=lambda found: found[:2])[2])
             else:
                 rest.append(axis)
-        self._see(base)
-        return base, rest
+        self._see(taken)
+        return taken, rest
 
     def _ordered(self, axes: list[Axis], base: Entries) -> list[Axis]:
         """Few settings outside, the longest ladder inside, where bisection needs the fewest questions."""
