@@ -24,6 +24,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name == "plan":  # the room of that name, which can be called
+        return importlib.import_module("memfit.plan")
     if name not in _HOMES:
         raise AttributeError(f"module 'memfit' has no attribute {name!r}")
     return getattr(importlib.import_module(f"memfit.{_HOMES[name]}"), name)

@@ -117,7 +117,7 @@ class LiveRun:
         if self.measured is None:
             return None
         seconds = median(self._seconds) if self._seconds else self.measured.step_seconds
-        measured = msgspec.structs.replace(self.measured, step_seconds=seconds)
+        measured = msgspec.structs.replace(self.measured, step_seconds=seconds, process_bytes=0)
         return judge(
             self.plan.profile, measured, self.plan.budget_bytes, steps=len(self.losses), recoveries=len(self.incidents),
             first_loss=self.losses[0], last_loss=self.losses[-1],
