@@ -29,7 +29,7 @@ def situation_of(job: Job, device: Device, build: Any) -> Situation:
 
 def make_plan(
     job: Job, device: Device, build: Any, budget_bytes: int, *, file: str | None = None,
-    deadline_seconds: float = 6.0, on_simulated: Callable[[int], None] | None = None,
+    deadline_seconds: float = 9.0, on_simulated: Callable[[int], None] | None = None,
 ) -> Plan:  # fmt: skip
     """The fastest simulated combination whose process peak stays under the budget less its margin.
 
