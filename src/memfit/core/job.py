@@ -30,7 +30,6 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     attention: Attention = "auto"
     head: Head | None = None
     overrides: dict[str, Any] = {}
-    options: dict[str, Any] = {}
     seed: int = 0
 
 
